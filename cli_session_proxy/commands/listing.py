@@ -45,8 +45,8 @@ async def chains(settings: Settings, only: ChainFilter) -> Listed:
         if store is None:
             return Listed([])
         now = time.time()
-        folded = None if only.one_shots else now - ONE_SHOT_SHOWN
-        found = [row async for row in store.summaries(folded=folded) if only.holds(row)]
+        one_shots_since = None if only.one_shots else now - ONE_SHOT_SHOWN
+        found = [row async for row in store.summaries(since=one_shots_since) if only.holds(row)]
         titles: dict[str, str] = {}
         for agent in [row.agent for row in found if not row.agent.named][:TITLED]:
             from ..export import shown  # noqa: PLC0415 - slow to import, and only needed for titles
@@ -57,9 +57,9 @@ async def chains(settings: Settings, only: ChainFilter) -> Listed:
             ]
             titles[agent.agent_id] = shown.line(asked, WORDS)
         rows = [summary_json(row) for row in found]
-        if folded is None:
+        if one_shots_since is None:
             return Listed(rows, titles=titles)
-        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded), titles)
+        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=one_shots_since), titles)
 
 
 @dataclass(frozen=True, slots=True)

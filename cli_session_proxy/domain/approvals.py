@@ -27,7 +27,8 @@ LARGEST = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`by`: the owner who answered, now or for the whole turn. `word`: a message for the model."""
+    """The outcome of a request, to be told to the CLI. `by`: the owner who decided, for this call or earlier for the
+    whole turn; None: nobody. `word`: a message of that person to the model."""
 
     outcome: Outcome
     by: str | None = None
@@ -42,8 +43,9 @@ class Verdict:
 class Approval(Sparse):
     """One request, as it is stored with its turn: before it is shown to anybody, and again before the CLI is told.
 
-    `asked` says in a line what the tool is to do, `call` is the model's call, `at` and `ended_at` are UTC seconds.
-    `attempt`: of the turn. Without an `outcome` nobody has answered; of a turn that has ended, nobody ever will.
+    `asked` says in a line what the tool is to do. `call` is the id of the model's call, `attempt` the number of the
+    turn's attempt. `at` and `ended_at` are UTC seconds. Without an `outcome` nobody has answered; if the turn has
+    ended, nobody ever will.
     """
 
     id: str
@@ -59,9 +61,10 @@ class Approval(Sparse):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that nobody has answered: what the tool would be given, until when it waits (UTC seconds), and which
-    sub-agent asks. `before`: an earlier attempt of the turn was allowed the same, and may have done it."""
+class PendingApproval:
+    """A request that nobody has answered yet. `input`: the arguments of the call. `until`: when it times out (UTC
+    seconds). `agent`: the sub-agent that asks, if any. `before`: when the same call was allowed in an earlier attempt
+    of the turn, which may have run it."""
 
     approval: Approval
     input: dict[str, Any]
@@ -70,14 +73,14 @@ class Waiting:
     before: float | None = None
 
 
-# The argument that describes a call best: the first of these that it has.
-_TELLING = ("command", "file_path", "notebook_path", "path", "url", "query", "pattern", "prompt")
+# A call is described by the first of these arguments that it has.
+_DESCRIPTIVE = ("command", "file_path", "notebook_path", "path", "url", "query", "pattern", "prompt")
 
 
-def in_a_line(arguments: dict[str, Any]) -> str:
+def in_one_line(arguments: dict[str, Any]) -> str:
     """A tool's call in one line of at most `LONGEST_ASKED` characters."""
-    text = next((arguments[name] for name in _TELLING if isinstance(arguments.get(name), str)), None)
+    text = next((arguments[name] for name in _DESCRIPTIVE if isinstance(arguments.get(name), str)), None)
     whole = (json.dumps(arguments, ensure_ascii=False) if text is None else str(text)).strip()
     line = " ".join(whole[:LOOKED_AT].split())
-    is_all = len(whole) <= LOOKED_AT and len(line) <= LONGEST_ASKED
-    return line if is_all else f"{line[: LONGEST_ASKED - 2]} …"
+    is_whole = len(whole) <= LOOKED_AT and len(line) <= LONGEST_ASKED
+    return line if is_whole else f"{line[: LONGEST_ASKED - 2]} …"

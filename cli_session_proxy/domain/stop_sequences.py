@@ -10,7 +10,7 @@ from typing import Literal
 
 from .models import Block, BlockDelta, BlockStart, BlockStop, TurnEvent
 
-# Characters of a token, for backends without a token limit: the usual rule of thumb for English.
+# For backends without a token limit: the usual rule of thumb for English.
 BYTES_PER_TOKEN = 4
 
 
@@ -24,9 +24,9 @@ class StopCutter:
         self._sequences = [sequence for sequence in sequences if sequence]
         self._longest = max(map(len, self._sequences), default=0)
         self._left = None if tokens is None else tokens * BYTES_PER_TOKEN  # bytes that may still be emitted
-        self._held = ""
+        self._held = ""  # the end of the text so far, held back: it may be the beginning of a sequence
         self._emitted = ""
-        self._text: int | None = None  # the text block that is open
+        self._block: int | None = None  # the index of the open text block
         self.hit: str | None = None
         self.ended: Literal["stop_sequence", "max_tokens"] | None = None
 
@@ -43,21 +43,22 @@ class StopCutter:
         if isinstance(event, BlockStart):
             if event.block.get("type") != "text":
                 return [event]
-            self._text, self._held, self._emitted = event.index, "", ""
-            begun = str(event.block.get("text", ""))
-            return [BlockStart(event.index, {**event.block, "text": ""}), *self._add_text(event.index, begun)]
-        if event.index != self._text:
+            self._block, self._held, self._emitted = event.index, "", ""
+            first = str(event.block.get("text", ""))
+            return [BlockStart(event.index, {**event.block, "text": ""}), *self._add_text(event.index, first)]
+        if event.index != self._block:
             return [event]
         if isinstance(event, BlockDelta):
             return self._add_text(event.index, str(event.delta.get("text", "")))
-        held, self._held, self._text = self._held, "", None
+        held, self._held, self._block = self._held, "", None
         return [*self._emit(event.index, held), *([] if self.ended else [event])]
 
     def _add_text(self, index: int, piece: str) -> list[TurnEvent]:
         self._held += piece
         found = [(at, sequence) for sequence in self._sequences if (at := self._held.find(sequence)) >= 0]
         if found:
-            # The first complete sequence, as if the text came letter by letter: it must not depend on the pieces.
+            # The sequence that is complete first, as if the text came letter by letter: the result must not depend on
+            # how the text was cut into pieces.
             at, hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
             events = self._emit(index, self._held[:at])
             if self.ended is None:

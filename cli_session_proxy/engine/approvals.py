@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from .. import logs
 from ..backends.base import PermissionAsked
-from ..domain.approvals import LARGEST, MOST, Approval, Verdict, Waiting, in_a_line
+from ..domain.approvals import LARGEST, MOST, Approval, PendingApproval, Verdict, in_one_line
 from ..domain.models import Agent
 from ..errors import ApprovalAnswered, ProxyError
 from .live import LiveTurn
@@ -37,7 +37,7 @@ class Question:
 
     agent: Agent
     turn_id: str
-    waiting: Waiting
+    waiting: PendingApproval
     verdict: asyncio.Future[Verdict]
     over: asyncio.Event = field(default_factory=asyncio.Event)
     ended: Approval | None = None
@@ -127,7 +127,7 @@ class Asking:
             await asyncio.wait(self._tasks)
 
     def ask(self, asked: PermissionAsked) -> None:
-        now, line = self._live.now(), in_a_line(asked.input)
+        now, line = self._live.now(), in_one_line(asked.input)
         attempt = len(self._live.attempts)
         self._count += 1
         word = f"{MOST} calls of this turn needed a permission already: this was not run."
@@ -148,7 +148,7 @@ class Asking:
             ),
             None,
         )
-        waiting = Waiting(approval, asked.input, now + self._timeout, asked.agent, before)
+        waiting = PendingApproval(approval, asked.input, now + self._timeout, asked.agent, before)
         question = Question(self._agent, self._live.turn.id, waiting, asyncio.get_running_loop().create_future())
         self._by_backend[asked.id] = question
         task = self._own(self._settle(question, asked))

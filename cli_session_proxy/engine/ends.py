@@ -151,8 +151,8 @@ class StoreView:
         page = await self._store.page(agent_key, **bounds)
         return replace(page, turns=tuple(self._ends.applied(turn) for turn in page.turns))
 
-    async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
-        async for row in self._store.summaries(owner, folded=folded):
+    async def summaries(self, owner: str | None = None, *, since: float | None = None) -> AsyncIterator[ChainSummary]:
+        async for row in self._store.summaries(owner, since=since):
             if self._ends.waiting and row.state is not None and row.state not in FINISHED:
                 newest = (await self.page(row.agent.key, before_seq=None, limit=1)).turns
                 yield replace(row, state=newest[0].status) if newest else row

@@ -84,7 +84,7 @@ from .live import (
     replay,
 )
 from .mirroring import Mirroring
-from .ownership import Instances, Ownership, Unused
+from .ownership import Instances, Ownership, UnusedLease
 from .passing import ORIGIN, Elsewhere, Passing
 from .placement import HOUR, Placement
 from .plan import PlanWatch
@@ -116,7 +116,7 @@ class Known(NamedTuple):
     agent since (`unused`)."""
 
     state: AgentState | None
-    unused: Unused | None
+    unused: UnusedLease | None
 
 
 class Engine:
@@ -168,7 +168,7 @@ class Engine:
             self._instances,
             settings.lease,
             settle=self._recovery.settle,
-            leave=self._before_handover,
+            flush=self._before_handover,
             retire=self.backend.retire,
             fenced=self._fenced,
             busy=lambda: bool(self._live),
@@ -224,7 +224,7 @@ class Engine:
             probe.unlink()
         except OSError as exc:
             raise not_writable(exc) from exc
-        await self.store.open()  # before this proxy is one of those that a migration waits for
+        await self.store.open()  # first: a migration is refused while proxies are alive, this one included
         try:
             self._instances.enter()
         except OSError as exc:
@@ -235,23 +235,23 @@ class Engine:
         await self._recovery.recover(self._ownership.hold_if_free)
         self.ready = True
         self._tasks.serve(self._adopt_changes())
-        self._tasks.serve(self._ownership.keep())
-        self._tasks.serve(self._ownership.hand_over())
+        self._tasks.serve(self._ownership.renew_leases())
+        self._tasks.serve(self._ownership.serve_requests())
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
         if self.store.spans_hosts:
-            self._tasks.serve(self._introduce())
+            self._tasks.serve(self._compare_hosts())
         self._tasks.serve(self.forgetting.serve())
 
-    async def _introduce(self) -> None:
-        """Store the settings that must be equal on every host: else a turn at one host does not extend the requests
-        of another one byte for byte."""
+    async def _compare_hosts(self) -> None:
+        """Compare the settings that must be equal on every host. If they differ, a turn at one host does not extend the
+        requests of another one byte for byte."""
         facts = {"lease": f"{self.settings.lease:g} s", "system_prompt": self.settings.system_prompt}
         if self.settings.budgets != BudgetSettings():
             facts["budgets"] = self.settings.budgets.model_dump_json(exclude_none=True)
         for name, profile in self.settings.profiles.items():
             facts[f"profile {name}"] = profile.model_dump_json(exclude_defaults=True)
         try:
-            await self._ownership.introduce(facts | await self.backend.facts())
+            await self._ownership.compare_hosts(facts | await self.backend.facts())
         except ProxyError as exc:  # no CLI: every turn says so, and hosts are not compared
             log.warning("host_not_compared", error=exc.message)
 
@@ -265,7 +265,7 @@ class Engine:
         self.ready = False
         self._recovery.resume = None
         for live in [live for live in self._live.values() if live.wait is not None]:
-            live.cancel("stopping")  # the next proxy goes on waiting
+            live.cancel("stopping")  # it stays queued: the next proxy waits for the limit
         running = {live.task for live in self._live.values() if live.task is not None}
         if running:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
@@ -300,9 +300,9 @@ class Engine:
 
     def queued(self) -> int:
         """Turns that wait for an earlier turn, another proxy or a slot; without those that wait for a limit."""
-        return self._lanes.total - self._running - self.put_off()
+        return self._lanes.total - self._running - self.waiting_for_limit()
 
-    def put_off(self) -> int:
+    def waiting_for_limit(self) -> int:
         """Turns that wait for the end of a provider's limit."""
         return sum(live.wait is not None for live in self._live.values())
 
@@ -374,7 +374,7 @@ class Engine:
             async with self._acceptance_locks.setdefault(agent.key, asyncio.Lock()):
                 place = self._lanes.take(agent.key)
                 try:
-                    await self._ownership.appear()
+                    await self._ownership.ensure_heartbeat()
                     if has_left is not None and has_left():
                         # The client may have sent the request again to another proxy, without an idempotency key. To
                         # run this one too would double the turn.
@@ -783,15 +783,16 @@ class Engine:
                     if self._ends.waiting:
                         await self._ends.store_all()
                     live.now_doing("lease")
-                    first = None if known is None or known.state is None or known.state.others else known.unused
-                    live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn, first=first))
+                    unused = None if known is None or known.state is None or known.state.others else known.unused
+                    lease = self._ownership.hold(agent, live.turn, at_acceptance=unused)
+                    live.lease = await held.enter_async_context(lease)
                     if not place.granted.done():  # earlier turns were taken over from another proxy
                         return False
                     live.now_doing("slot", {"slots": self._slots.limit})
                     waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
                     state = None
-                    if known is not None and not waited and self._ownership.unchanged_since(known.unused):
+                    if known is not None and not waited and self._ownership.not_used_since(known.unused):
                         state = known.state
                     if state is None:  # other proxies may have moved the head until a moment ago
                         state = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)

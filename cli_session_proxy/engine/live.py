@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Literal
 
 from .. import errors, logs
-from ..domain.approvals import Waiting
+from ..domain.approvals import PendingApproval
 from ..domain.models import (
     JSON,
     Block,
@@ -119,7 +119,7 @@ class Progress:
     text: str
     skipped: int
     used: Usage
-    asking: tuple[Waiting, ...] = ()
+    asking: tuple[PendingApproval, ...] = ()
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class LiveTurn:
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
         self.used = Usage()
         self._tail = _Tail()
-        self.asking: dict[str, Waiting] = {}  # by id
+        self.asking: dict[str, PendingApproval] = {}  # by id
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
         self.requested: Requested | None = None

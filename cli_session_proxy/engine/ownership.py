@@ -206,7 +206,7 @@ class Ownership:
     """The leases of this proxy. One per engine.
 
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
-    - `leave(agent, lease)` stores what only this proxy knows, before the lease is handed over.
+    - `flush(agent, lease)` stores what only this proxy knows, before the lease is handed over.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
     - `fenced(agent_key)` is called when a lease was lost: the agent's turns here have to stop.
     - `busy()`: whether turns wait or run here; `in_lane(agent_key)`: whether turns of this agent do.
@@ -220,7 +220,7 @@ class Ownership:
         lease: float,
         *,
         settle: Callable[[Agent, Lease], Awaitable[None]],
-        leave: Callable[[Agent, Lease], Awaitable[None]],
+        flush: Callable[[Agent, Lease], Awaitable[None]],
         retire: Callable[[Agent], Awaitable[None]],
         fenced: Callable[[int], None],
         busy: Callable[[], bool],
@@ -232,7 +232,7 @@ class Ownership:
         self._instances = instances
         self.proxy = Proxy(instances.id, socket.gethostname(), lease, address)
         self._settle = settle
-        self._leave = leave
+        self._flush = flush
         self._retire = retire
         self._fenced = fenced
         self._busy = busy
@@ -246,8 +246,8 @@ class Ownership:
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._pauses = PauseWatch(self.proxy.lease)
 
-    async def keep(self) -> None:
-        """Renew the leases. Runs until it is cancelled."""
+    async def renew_leases(self) -> None:
+        """Send heartbeats, which renew the leases. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT * self.proxy.lease)
             if self._held or self._instances.spans_hosts:  # other hosts need heartbeats even if turns only wait here
@@ -256,7 +256,7 @@ class Ownership:
                 except StoreUnavailable as exc:
                     log.warning("lease_not_renewed", error=exc.message)
 
-    async def hand_over(self) -> None:
+    async def serve_requests(self) -> None:
         """Hand over leases that other proxies ask for, once no turn uses them, and end turns that others cancel. Runs
         until it is cancelled."""
         is_failing, has_peers = False, True  # peers: other proxies on this store
@@ -273,7 +273,7 @@ class Ownership:
                 has_peers = self._instances.spans_hosts or bool(self._instances.others())
                 if not has_peers or not (self._held or self._busy()):  # nobody can ask, or there is nothing to ask for
                     continue
-                asked = await self._store.asked(self.proxy.id)
+                requests = await self._store.asked(self.proxy.id)
             except (ProxyError, OSError) as exc:  # OSError: e.g. out of descriptors
                 if not is_failing:  # logged once, however long it lasts
                     log.warning("leases_not_looked_at", error=str(exc))
@@ -282,59 +282,62 @@ class Ownership:
             is_failing = False
             now = asyncio.get_running_loop().time()
             # Keep the time of the first request; a lease that nobody asks for any more is dropped.
-            self._requested = {agent_key: self._requested.get(agent_key, now) for agent_key in asked.leases}
-            for turn_id, by in asked.cancels:
+            self._requested = {agent_key: self._requested.get(agent_key, now) for agent_key in requests.leases}
+            for turn_id, by in requests.cancels:
                 self._end(turn_id, by)
-            await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
+            await asyncio.gather(*(self._release_unused(agent_key) for agent_key in requests.leases))
 
     async def stop(self) -> None:
         """Release every lease. Called when no turn and no process of ours runs any more."""
         self._held.clear()
         await self._store.resign(self.proxy.id)
 
-    async def introduce(self, facts: Facts) -> None:
-        """Tell the store this host's facts, and log what differs on other hosts. Raises `StoreUnavailable`."""
-        await self.appear()
+    async def compare_hosts(self, facts: Facts) -> None:
+        """Store this host's facts, and log those that differ on other hosts. Raises `StoreUnavailable`."""
+        await self.ensure_heartbeat()
         await self._store.introduce(self.proxy.id, facts)
         for what, values in differences(await self._store.hosts()).items():
             log.warning("hosts_differ", what=what, values=values)
 
-    async def appear(self) -> None:
-        """Store a first heartbeat before a turn is accepted here: others hand over only to a proxy that responds."""
+    async def ensure_heartbeat(self) -> None:
+        """Send a heartbeat if the last one is old. A turn is accepted only after one: others hand over only to a proxy
+        that responds."""
         if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self.proxy.lease:
             await self._renew()
 
-    def unused(self, agent_key: int) -> Unused | None:
-        """The agent's lease, if no turn here uses it now. State that is read of the agent now is still valid as long as
-        `unchanged_since` returns True."""
+    def unused(self, agent_key: int) -> UnusedLease | None:
+        """The agent's lease, if no turn here uses it now. What is read of the agent now stays valid as long as
+        `not_used_since` returns True."""
         held = self._held.get(agent_key)
         if held is None or not held.settled or self._users[agent_key]:
             return None
-        return Unused(held.lease, held.uses)
+        return UnusedLease(held.lease, held.uses)
 
-    def unchanged_since(self, unused: Unused | None) -> bool:
+    def not_used_since(self, unused: UnusedLease | None) -> bool:
         """Whether no turn has used the lease since then, except the one that uses it now."""
         held = None if unused is None else self._held.get(unused.lease.agent_key)
-        return held is not None and unused == Unused(held.lease, held.uses - 1)
+        return held is not None and unused == UnusedLease(held.lease, held.uses - 1)
 
     @asynccontextmanager
     async def hold(
-        self, agent: Agent, turn: Turn | None = None, *, first: Unused | None = None
+        self, agent: Agent, turn: Turn | None = None, *, at_acceptance: UnusedLease | None = None
     ) -> AsyncIterator[Lease]:
-        """Take the agent's lease, for a turn once it is next in the order of acceptance. `first`: the unused lease when
-        the turn was accepted, if no other proxy had an unfinished turn of the agent then.
+        """Take the agent's lease, for a turn once it is next in the order of acceptance. `at_acceptance`: the unused
+        lease when the turn was accepted, if no other proxy had an unfinished turn of the agent then. If the lease was
+        not used since, the turn is next.
 
         Another holder is asked to hand over. A holder that has ended is replaced at once; one that does not respond,
         when its lease has expired. Waits without a limit: the caller bounds it.
         """
-        async with self._exclusively(agent.key):
+        async with self._locked(agent.key):
             if agent.key in self._requested:
                 await self._give_way(agent.key)
             wait = FIRST_WAIT
-            while (lease := await self._acquired(agent)) is None or not (
-                self.unchanged_since(first) or await self._is_first(agent, lease, turn)
-            ):
+            while True:
+                lease = await self._acquire(agent)
                 if lease is not None:
+                    if self.not_used_since(at_acceptance) or await self._is_next(agent, lease, turn):
+                        break
                     await self._release(agent.key)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LAST_WAIT)
@@ -354,8 +357,8 @@ class Ownership:
         if self._users[agent.key]:
             yield None
             return
-        async with self._exclusively(agent.key):
-            yield await self._acquired(agent, request=False)
+        async with self._locked(agent.key):
+            yield await self._acquire(agent, request=False)
 
     def holds(self, lease: Lease) -> bool:
         """Whether this proxy holds the lease, as far as it knows."""
@@ -369,14 +372,14 @@ class Ownership:
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the store says that the lease is ours. Called before files are written: this proxy
         may have been paused, and replaced."""
-        await self.appear()
+        await self.ensure_heartbeat()
         if not self.holds(lease):
             raise LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
 
     # --- one lease
 
     @asynccontextmanager
-    async def _exclusively(self, agent_key: int) -> AsyncIterator[None]:
+    async def _locked(self, agent_key: int) -> AsyncIterator[None]:
         lock = self._locks.setdefault(agent_key, asyncio.Lock())
         self._users[agent_key] += 1
         try:
@@ -387,9 +390,9 @@ class Ownership:
             if not self._users[agent_key]:
                 del self._users[agent_key], self._locks[agent_key]
 
-    async def _acquired(self, agent: Agent, *, request: bool = True) -> Lease | None:
-        """The lease, after a former holder's turns are settled. None while another proxy has it; that proxy is asked to
-        hand it over if `request`."""
+    async def _acquire(self, agent: Agent, *, request: bool = True) -> Lease | None:
+        """Take the lease, and settle the turns of its last holder if that has ended. None while another proxy has it:
+        that one is asked to hand it over if `request`."""
         held = self._held.get(agent.key)
         if held is None:
             acquire = partial(self._store.acquire, agent.key, self.proxy, awake=self._pauses.was_awake, asks=request)
@@ -401,15 +404,15 @@ class Ownership:
             self._renewed = asyncio.get_running_loop().time()
             held = self._held[agent.key] = _Holding(result.lease, agent, settled=result.taken_from is None)
             if result.taken_from is not None:
-                former = result.taken_from
-                log.warning("agent_taken_over", agent=agent.agent_id, epoch=result.lease.epoch, former=former)
+                holder = result.taken_from
+                log.warning("agent_taken_over", agent=agent.agent_id, epoch=result.lease.epoch, former=holder)
         if not held.settled:
             await self._settle(agent, held.lease)
             held.settled = True
         held.uses += 1
         return held.lease
 
-    async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
+    async def _is_next(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """Whether no turn of another proxy comes before this one in the order of acceptance.
 
         Two kinds of turns do not count: a turn that is tried again, because it keeps its old number but is last in its
@@ -423,10 +426,10 @@ class Ownership:
                 continue
             if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)
-                return await self._is_first(agent, lease, turn)
-            in_place = not other.attempts or other.limit_wait is not None
-            before = turn is not None and other.seq < turn.seq and in_place
-            if before and await self._store.responds(other.instance):
+                return await self._is_next(agent, lease, turn)
+            keeps_its_place = not other.attempts or other.limit_wait is not None
+            is_before = turn is not None and other.seq < turn.seq and keeps_its_place
+            if is_before and await self._store.responds(other.instance):
                 return False
         return True
 
@@ -434,15 +437,15 @@ class Ownership:
         # The next turn of the lane hands over before it runs, if others have waited long enough (`_give_way`).
         if self._users[agent_key] or self._in_lane(agent_key):
             return
-        async with self._exclusively(agent_key):
+        async with self._locked(agent_key):
             with survived("lease_not_handed_over"):  # tried again at the next poll
                 await self._release(agent_key)
 
     async def _give_way(self, agent_key: int) -> None:
         """Hand the lease over before the next turn here, if another proxy has waited for it for `lease` seconds: while
-        turns follow each other without a pause, `hand_over` never finds the lease unused.
+        turns follow each other without a pause, `serve_requests` never finds the lease unused.
 
-        New turns of other proxies do not need this: they have their place in the order of acceptance (`_is_first`).
+        New turns of other proxies do not need this: they have their place in the order of acceptance (`_is_next`).
         """
         clock = asyncio.get_running_loop().time
         if clock() - self._requested[agent_key] < self.proxy.lease or agent_key not in self._held:
@@ -463,7 +466,7 @@ class Ownership:
         """End this proxy's process of an agent that another proxy has taken over: it no longer has the path."""
         if self._users[agent.key] or agent.key in self._held:  # a turn here compares the process with the path
             return
-        async with self._exclusively(agent.key):
+        async with self._locked(agent.key):
             # If this fails, the agent's next turn here compares the process with the path, and ends it.
             with survived("process_not_retired", agent=agent.agent_id):
                 await self._retire(agent)
@@ -474,7 +477,7 @@ class Ownership:
         if held is None:
             return
         try:
-            await self._leave(held.agent, held.lease)
+            await self._flush(held.agent, held.lease)
             await self._retire(held.agent)
             await self._store.release(held.lease)
             self._requested.pop(agent_key, None)
@@ -484,12 +487,12 @@ class Ownership:
             raise
 
     async def _renew(self) -> None:
-        before = dict(self._held)
+        held_before = dict(self._held)
         began = asyncio.get_running_loop().time()
-        now = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
+        renewed = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
-        for agent_key, held in before.items():
-            if now.get(agent_key) != held.lease and self._held.get(agent_key) is held:
+        for agent_key, held in held_before.items():
+            if renewed.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
@@ -542,8 +545,8 @@ class _Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
-    """A lease that nobody used, with its count of uses at that time."""
+class UnusedLease:
+    """A lease while no turn used it, with its count of uses so far."""
 
     lease: Lease
     uses: int

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import redact
 from ..domain import times
-from ..domain.approvals import Approval, Waiting
+from ..domain.approvals import Approval, PendingApproval
 from ..domain.models import JSON
 from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
@@ -104,7 +104,7 @@ SHOWN = 20_000
 COMPARED = 300
 
 
-def request_json(waiting: Waiting, *, most: int | None = SHOWN) -> JSON:
+def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:
     """A request for approval. `kind`: command, diff or arguments. `text`: redacted, at most `most` characters of it,
     without its last `left_out`. `before`: when an earlier attempt of the turn was allowed the same, so that it may be
     done already."""

@@ -13,8 +13,8 @@ from ..stores.base import Forgotten, TurnFacts
 from .words import count, money
 
 WEEK = 7
-# Errors that every next turn would also get, with what to do.
-GENERAL: Mapping[str, str] = {
+# What to do about errors that the next turn would also get.
+PERSISTENT_ERRORS: Mapping[str, str] = {
     "claude_not_logged_in": "the CLI is not logged in: run `cli-session-proxy login`",
     "claude_unavailable": "the CLI cannot be run: `cli-session-proxy doctor` says why",
 }
@@ -61,20 +61,20 @@ def unready(state: str, why: str | None) -> str | None:
     return (state == "store_unavailable" and why) or UNREADY.get(state)
 
 
-def failing(facts: Sequence[TurnFacts]) -> str | None:
-    """The error of the newest ended turn in words, if other turns would get it, too. `facts`: newest first."""
+def persistent_error(facts: Sequence[TurnFacts]) -> str | None:
+    """The error of the newest ended turn in words, if the next turn would get it, too. `facts`: newest first."""
     newest = next((one for one in facts if one.status in FINISHED and one.status != "cancelled"), None)
-    return None if newest is None else GENERAL.get(newest.code or "")
+    return None if newest is None else PERSISTENT_ERRORS.get(newest.code or "")
 
 
-def answers(facts: Sequence[TurnFacts], since: float) -> bool:
+def answered_since(facts: Sequence[TurnFacts], since: float) -> bool:
     """Whether a turn was answered that was accepted after this time."""
     return any(one.created_at > since and one.status in ("completed", "requires_action") for one in facts)
 
 
 def costs(facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()) -> tuple[float, float]:
-    """The cost of today, and of the last seven days including today, in USD."""
-    today, week = (times.begins(times.days(now, days)[0]) for days in (1, WEEK))
+    """The cost of today, and of the last seven days including today, in USD. `forgotten`: of deleted one-shots."""
+    today, week = (times.begins(times.days(now, days)[0]) for days in (1, WEEK))  # when these periods began
     spent = [(one.created_at, one.cost_usd or 0.0) for one in facts] + [(one.at, one.cost_usd) for one in forgotten]
     return sum(cost for at, cost in spent if at >= today), sum(cost for at, cost in spent if at >= week)
 

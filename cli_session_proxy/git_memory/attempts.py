@@ -20,7 +20,7 @@ from ..errors import ConfigError, InvalidRequest
 from ..sandbox import LOCAL_OWNER
 from ..settings import GitMemory, fix_id_of
 from . import records
-from .git import Failed, Repository
+from .git import GitFailed, Repository
 from .records import FixAttempt
 
 log = logs.get(__name__)
@@ -56,7 +56,7 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
     try:
         if await git.head() is None:
             return Earlier()
-    except Failed as exc:
+    except GitFailed as exc:
         raise ConfigError(f"the git repository {repo} cannot be read: {exc.message}") from exc
     matched = f"--grep=Fix-Id: {fix_id or ''}"
     attempts: list[FixAttempt] = []
@@ -77,8 +77,8 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
                         in_text = records.read(text, commit=commit, at=at)
                     # A commit may have attempts at several fixes.
                     attempts += [attempt for attempt in in_text if fix_id is None or attempt.fix_id == fix_id]
-    except (TimeoutError, Failed) as exc:  # keep what was read before: it is nearer to HEAD
-        why = exc.message if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
+    except (TimeoutError, GitFailed) as exc:  # keep what was read before: it is nearer to HEAD
+        why = exc.message if isinstance(exc, GitFailed) else f"it took longer than {SECONDS:g} s"
         log.warning("git_history_read_in_part", repo=str(repo), why=why)
         partly = True
     # Picked, rebased or squashed commits repeat an attempt: the one nearest to HEAD counts.
@@ -153,7 +153,7 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
             await git.run(*words, stdin=text, limit=COMMIT_TIMEOUT, environment=await _identity(git), as_user=True)
             return await git.head() or ""
         return await _write_commit(git, text)
-    except Failed as exc:
+    except GitFailed as exc:
         raise ConfigError(f"git could not write to {repo}: {exc.message}") from exc
 
 
@@ -163,7 +163,7 @@ async def _write_commit(git: Repository, text: str) -> str:
         raise InvalidRequest("the repository is bare, so nothing can be staged in it: use note", param="note")
     try:
         await git.run("rev-parse", "--quiet", "--verify", "MERGE_HEAD")
-    except Failed:
+    except GitFailed:
         pass  # no merge in progress
     else:
         raise InvalidRequest("a merge is under way in the repository: end it first, or use note", param="note")
@@ -182,7 +182,7 @@ async def _write_note(git: Repository, text: str, revision: str) -> str:
     # With this setting, rebase and amend keep our notes.
     try:
         rewritten = (await git.run("config", "--local", "--get-all", "notes.rewriteRef")).split()
-    except Failed:
+    except GitFailed:
         rewritten = []
     if NOTES not in rewritten:
         await git.run("config", "--local", "--add", "notes.rewriteRef", NOTES, writes=True)
@@ -197,7 +197,7 @@ async def _identity(git: Repository) -> dict[str, str]:
     for role in ("AUTHOR", "COMMITTER"):
         try:
             identity = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", as_user=True)
-        except Failed:
+        except GitFailed:
             return _NOBODY
         named[f"GIT_{role}_NAME"], _, rest = identity.rpartition(" <")
         named[f"GIT_{role}_EMAIL"] = rest.partition("> ")[0]

@@ -33,8 +33,8 @@ from . import within_program
 
 # Seconds for one call. A history that takes longer is read in part (see `attempts`).
 LIMIT = 30.0
-# The most bytes of an output that is collected: ids and names.
-ANSWER = 1024 * 1024
+# The most bytes that are kept of an output that is read as a whole: ids and names.
+MOST_OUTPUT = 1024 * 1024
 PIECE = 64 * 1024
 LONGEST_PATH = 4096
 # The most files in a folder of a git directory: each is looked at, a million in a second or two.
@@ -62,28 +62,28 @@ _SYSTEM = (
     "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/share", "/lib", "/lib32", "/lib64", "/nix/store",
     "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom",
 )  # fmt: skip
-# Files that take objects or parents of commits from elsewhere, each with the command that fixes it.
-_BORROWS = {
-    "objects/info/alternates": "take them in with `git repack -a -d`, and remove that file",
+# Files by which a repository uses objects or parents of commits from elsewhere, each with what to do about it.
+_EXTERNAL_SOURCES = {
+    "objects/info/alternates": "copy the objects with `git repack -a -d`, and remove that file",
     "info/grafts": "remove that file",
 }
-# Settings that name a program for `git commit`, and `required`, which makes an empty filter fail.
+# Settings that name a program for `git commit`. Also `required`: with it a filter without a program fails.
 _PROGRAMS = re.compile(
     r"core\.(sshcommand|askpass|editor|pager|gitproxy)|sequence\.editor|gpg\.(.+\.)?program|gpg\.ssh\.defaultkeycommand"
     r"|filter\..+\.(clean|smudge|process|required)|diff\..+\.(command|textconv)|diff\.external|merge\..+\.driver"
     r"|credential\.(.+\.)?helper|trailer\..+\.(cmd|command)|interactive\.difffilter"
 )
-# Parts of a git directory that git reads or writes here. Links in them could lead to any file.
-_OWN = (
+# Parts of a git directory that git reads or writes here. A link in them could lead to any file.
+_GIT_FILES = (
     "COMMIT_EDITMSG", "HEAD", "config", "config.worktree", "index", "logs", "objects", "packed-refs", "refs",
     "reftable", "shallow",
 )  # fmt: skip
-# The git directory and the common directory of each repository at its first use.
-_known: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
+# The git directory and the common directory of each repository at its first use, each with device and inode.
+_first_used: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
 
 
-class Failed(Exception):
-    """git ended with an error. `code`: its exit code. `message`: its first line of output."""
+class GitFailed(Exception):
+    """Git failed. `code`: its exit code; -1: it was ended here. `message`: the first line of its output."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ class Repository:
             top, worktree = None, ""
             if await repository.run("rev-parse", "--is-inside-work-tree") == "true":
                 top = Path(await repository.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
-            with contextlib.suppress(Failed):
+            with contextlib.suppress(GitFailed):
                 worktree = await repository.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
             git_dirs = await asyncio.to_thread(repository._check, top, git_dir, common, worktree)
             repository._git_variables = {"GIT_DIR": str(git_dir)}
@@ -130,7 +130,7 @@ class Repository:
             repository._git_dirs = git_dirs
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
-        except Failed as exc:
+        except GitFailed as exc:
             why = exc.message
             if "not a git repository" in why:
                 why = (
@@ -147,8 +147,8 @@ class Repository:
         `worktree`: the work tree named in the git directory's configuration, as in a submodule.
         """
         if top is None:
-            at = self.path.resolve()
-            is_own = common == git_dir and any(git_dir in (above, above / ".git") for above in (at, *at.parents))
+            path = self.path.resolve()
+            is_own = common == git_dir and any(git_dir in (top, top / ".git") for top in (path, *path.parents))
         elif git_dir == top / ".git":
             is_own = common == git_dir and not git_dir.is_symlink()
         elif common == git_dir.parent.parent != git_dir:  # a linked work tree: the git directory names it
@@ -160,25 +160,25 @@ class Repository:
         else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
-        if not is_own or any(_has_link(at / name) for at in {git_dir, common} for name in _OWN):
+        if not is_own or any(_has_link(folder / name) for folder in {git_dir, common} for name in _GIT_FILES):
             raise ConfigError(
                 f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
                 "remove what was put there"
             )
-        for at in (git_dir, common):
-            for name, remedy in _BORROWS.items():
-                if os.path.lexists(at / name):
+        for folder in (git_dir, common):
+            for name, remedy in _EXTERNAL_SOURCES.items():
+                if os.path.lexists(folder / name):
                     raise ConfigError(
-                        f"the git repository {self.path} names what lies outside of it in {at / name}: git memory "
+                        f"the git repository {self.path} names what lies outside of it in {folder / name}: git memory "
                         f"reads none of that; {remedy}"
                     )
-        known = tuple((at, at.stat().st_dev, at.stat().st_ino) for at in (git_dir, common))
-        if _known.setdefault(self.path, known) != known:
+        found = tuple((folder, folder.stat().st_dev, folder.stat().st_ino) for folder in (git_dir, common))
+        if _first_used.setdefault(self.path, found) != found:
             raise ConfigError(
                 f"the repository {self.path} was replaced by another one since it was first used: restart the proxy if "
                 "that was you"
             )
-        return known
+        return found
 
     async def program_overrides(self) -> list[str]:
         """Options for git that replace each program that the repository's configuration names by the one of the user's
@@ -214,36 +214,36 @@ class Repository:
         whole: bool = False,
         as_user: bool = False,
     ) -> str:
-        """Run git with these words; returns its output. Raises `Failed`, and `ConfigError` without git or the
+        """Run git with these words; returns its output. Raises `GitFailed`, and `ConfigError` without git or the
         directory.
 
-        `limit`: seconds. `writes`: git may change the repository. `whole`: output over `ANSWER` bytes is an error, else
-        it is cut. `as_user`: git is not confined: it may read the user's configuration and other files.
+        `limit`: seconds. `writes`: git may change the repository. `whole`: more output than `MOST_OUTPUT` is an error,
+        else it is cut. `as_user`: git is not confined: it may read the user's configuration and other files.
         """
         child = await self._started(words, environment, stdin, rights="" if as_user else "rw" if writes else "r")
         try:
             async with asyncio.timeout(limit):
                 out, error, _ = await asyncio.gather(_output(child.stdout), _output(child.stderr), child.wait())
         except TimeoutError as exc:
-            raise Failed(-1, f"git {words[0]} took longer than {limit:g} s") from exc
+            raise GitFailed(-1, f"git {words[0]} took longer than {limit:g} s") from exc
         finally:
             await _end(child)
         if child.returncode:
             lines = error.decode("utf-8", "replace").strip().splitlines() or [f"exit {child.returncode}"]
-            raise Failed(child.returncode, lines[0].removeprefix("fatal: ").removeprefix("error: "))
-        if whole and len(out) > ANSWER:
-            raise Failed(-1, f"git {words[0]} printed more than {ANSWER} bytes")
-        return out[:ANSWER].decode("utf-8", "replace").strip()
+            raise GitFailed(child.returncode, lines[0].removeprefix("fatal: ").removeprefix("error: "))
+        if whole and len(out) > MOST_OUTPUT:
+            raise GitFailed(-1, f"git {words[0]} printed more than {MOST_OUTPUT} bytes")
+        return out[:MOST_OUTPUT].decode("utf-8", "replace").strip()
 
     async def pieces(self, *words: str) -> AsyncGenerator[bytes, None]:
-        """Git's output as a stream; closing it ends git. Raises `Failed` at the end."""
+        """Git's output as a stream; closing it ends git. Raises `GitFailed` at the end."""
         child = await self._started(words, None, "", stderr=asyncio.subprocess.DEVNULL)
         assert child.stdout is not None
         try:
             while piece := await child.stdout.read(PIECE):
                 yield piece
             if code := await child.wait():
-                raise Failed(code, f"git {words[0]} ended with exit code {code}")
+                raise GitFailed(code, f"git {words[0]} ended with exit code {code}")
         finally:
             await _end(child)
 
@@ -291,7 +291,7 @@ class Repository:
         """The commit of HEAD; None before the first one."""
         try:
             return await self.run("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-        except Failed as exc:
+        except GitFailed as exc:
             if exc.code != 1:  # exit code 1 without output: there is none
                 raise
             return None
@@ -302,7 +302,7 @@ class Repository:
         try:
             commit = await self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{revision}^{{commit}}")
             await self.run("merge-base", "--is-ancestor", commit, head or "HEAD")
-        except Failed as exc:
+        except GitFailed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
         return commit
 
@@ -346,11 +346,11 @@ def _has_link(path: Path) -> bool:
 
 
 async def _output(pipe: asyncio.StreamReader | None) -> bytes:
-    """All output, of which one byte more than `ANSWER` is kept: an untrusted repository may make it endless."""
+    """All output, of which one byte more than `MOST_OUTPUT` is kept: an untrusted repository may make it endless."""
     assert pipe is not None
     data = b""
     while piece := await pipe.read(PIECE):
-        data += piece[: ANSWER + 1 - len(data)]
+        data += piece[: MOST_OUTPUT + 1 - len(data)]
     return data
 
 

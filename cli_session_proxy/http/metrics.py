@@ -167,7 +167,7 @@ class _Now(Collector):
         yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._engine.queued())
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._engine.running())
         text = "Turns that wait for the end of a limit of the provider"
-        yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._engine.put_off())
+        yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._engine.waiting_for_limit())
         text = "Share of a window of the subscription that is used, as the provider said last; none without one"
         used = GaugeMetricFamily(f"{NAMESPACE}_plan_window_used_ratio", text, labels=["window"])
         text = "When a window of the subscription is reset (UTC seconds), as the provider said last"

@@ -185,7 +185,7 @@ class Routes:
         until = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
         data: list[JSON] = []
         more = False
-        async for row in self._engine.view.summaries(owner_of(request), folded=until):
+        async for row in self._engine.view.summaries(owner_of(request), since=until):
             if searched in row.agent.agent_id.casefold() and (with_side_calls or not row.side):
                 if more := len(data) == limit:
                     break

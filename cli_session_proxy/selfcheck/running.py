@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..backends.claude.process import descriptors
-from ..backends.claude.process.observed import Observation, Observed, expected, fit, read
+from ..backends.claude.process.observed import Observation, Observed, expected, is_fit, read
 from ..domain.models import JSON
 from ..settings import Settings
 
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return self.why is None and fit(self.observed)
+        return self.why is None and is_fit(self.observed)
 
     def surprises(self) -> list[Observation]:
         """The failed observations that were expected to succeed."""

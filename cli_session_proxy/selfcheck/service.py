@@ -21,7 +21,7 @@ from pathlib import Path
 from .. import logs
 from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.capability import Capability, Identity
-from ..backends.claude.process.observed import ESSENTIAL, Name, Observation, Observed, fit, mismatches, read
+from ..backends.claude.process.observed import ESSENTIAL, Name, Observation, Observed, is_fit, mismatches, read
 from ..domain.models import JSON
 from ..errors import ClaudeUnavailable, StoreUnavailable
 from ..settings import Settings
@@ -38,8 +38,8 @@ Say = Callable[[str], None]
 RUN = "run 4"
 # Seconds for which a claim of a check is valid: longer than two runs take.
 CLAIM = 180.0
-# Seconds between looks at whether another proxy's check has ended.
-AGAIN = 5.0
+# Seconds between polls for the result of another proxy's check.
+POLL_INTERVAL = 5.0
 # Seconds until a check that could not be run is tried again, and the most tries.
 RETRY = 600.0
 TRIES = 3
@@ -57,29 +57,29 @@ class SelfChecks:
         self._store = store
         self._say = say
         self._kept = KeptBinaries(settings.var / "cli")
-        self._new: dict[Identity, Capability] = {}  # not checked yet
-        self._tries: dict[Identity, int] = {}  # of checks that could not be run
-        self._decided: dict[Identity, Observed] = {}  # the applied observations
+        self._unchecked: dict[Identity, Capability] = {}
+        self._tries: dict[Identity, int] = {}  # how often a check could not be run
+        self._applied: dict[Identity, Observed] = {}  # the observations that were applied last
         self._degraded: list[tuple[Identity, Capability, Observation]] = []  # not stored yet
-        self._more = asyncio.Event()
+        self._wake = asyncio.Event()
         self._last_fit: dict[str, Identity] = {}  # by original path: the kept copy of the last one that passed
         self._logged: set[str] = set()
 
     # --- the methods of `capability.Listener`
 
     def found(self, identity: Identity, cli: Capability) -> None:
-        for older in [one for one in self._new if one[0] == identity[0]]:
-            del self._new[older]
+        for older in [one for one in self._unchecked if one[0] == identity[0]]:
+            del self._unchecked[older]
         if not cli.observed and (passed := self._last_fit.get(identity[0])) is not None:
-            capability.stand_in(identity, passed)
-        self._decided.pop(identity, None)
-        self._new[identity] = cli
-        self._more.set()
+            capability.use_instead(identity, passed)
+        self._applied.pop(identity, None)
+        self._unchecked[identity] = cli
+        self._wake.set()
 
     def degraded(self, identity: Identity, cli: Capability, seen: Observation) -> None:
         if len(self._degraded) < WAITING:
             self._degraded.append((identity, cli, seen))
-        self._more.set()
+        self._wake.set()
 
     # ---
 
@@ -89,16 +89,16 @@ class SelfChecks:
             while True:
                 try:
                     async with asyncio.timeout(RETRY):
-                        await self._more.wait()
+                        await self._wake.wait()
                 except TimeoutError:
                     given_up = [one for one, tries in self._tries.items() if tries >= TRIES]
-                    self._new.update((one, cli) for one, cli in capability.there() if one not in given_up)
-                self._more.clear()
+                    self._unchecked.update((one, cli) for one, cli in capability.probed_here() if one not in given_up)
+                self._wake.clear()
                 try:
                     await self._store_degraded()
-                    while self._new:
-                        identity = next(iter(self._new))
-                        await self._examine(identity, self._new.pop(identity))
+                    while self._unchecked:
+                        identity = next(iter(self._unchecked))
+                        await self._check_once(identity, self._unchecked.pop(identity))
                 except StoreUnavailable as exc:
                     log.warning("self_check_not_kept", error=exc.message)
 
@@ -111,11 +111,11 @@ class SelfChecks:
             return
         known = by_subject(found)
         for identity, sha256 in (await asyncio.to_thread(self._kept.identities)).items():
-            for (of, version), observed in known.items():
-                if of == sha256:
+            for (checked, version), observed in known.items():
+                if checked == sha256:
                     capability.observe(identity, version, observed)
 
-    async def _examine(self, identity: Identity, cli: Capability) -> None:
+    async def _check_once(self, identity: Identity, cli: Capability) -> None:
         """Apply the stored observations of this file; check it if there are none."""
         sha256 = await asyncio.to_thread(self._kept.sha256, identity)
         if sha256 is None:
@@ -124,39 +124,39 @@ class SelfChecks:
         while True:
             known = by_subject(await self._store.findings(subject)).get((sha256, cli.version))
             if known is not None:
-                if known != self._decided.get(identity):
-                    await self._decide(identity, cli, sha256, known)
+                if known != self._applied.get(identity):
+                    await self._apply(identity, cli, sha256, known)
                 return
             if await self._store.claim_finding(subject, RUN, CLAIM):
                 break
-            await asyncio.sleep(AGAIN)  # another proxy checks it
+            await asyncio.sleep(POLL_INTERVAL)  # another proxy checks it
         log.info("self_check_begins", version=cli.version, path=str(cli.path))
         report = await check(cli.path, self._settings)
         if report.why is not None:
             log.warning("self_check_not_run", version=cli.version, path=str(cli.path), why=report.why)
             await self._store.keep_findings(subject, {NOT_RUN: {"why": report.why}})
             self._tries[identity] = self._tries.get(identity, 0) + 1
-            capability.stand_in(identity, None)
+            capability.use_instead(identity, None)
             return
         log.info("self_check_ended", version=report.version, path=str(cli.path), seconds=report.seconds)
         await self._store.keep_findings(f"{sha256} {report.version}", findings_of(report))
         if report.version != cli.version:
             # It is a script that starts another CLI: the observations belong to that version.
             capability.observe(identity, report.version, report.observed)
-            capability.stand_in(identity, None)
+            capability.use_instead(identity, None)
             return
-        await self._decide(identity, cli, sha256, report.observed)
+        await self._apply(identity, cli, sha256, report.observed)
 
-    async def _decide(
-        self, identity: Identity, cli: Capability, sha256: str, observed: Observed, how: str = "failed its self-check"
+    async def _apply(
+        self, identity: Identity, cli: Capability, sha256: str, observed: Observed, event: str = "failed its self-check"
     ) -> None:
-        """Apply the observations to this file. If an essential one failed, use another CLI instead, and say so; `how`
-        is the verb of that sentence."""
+        """Apply the observations to this file. If an essential one failed, use another CLI instead, and say so; `event`
+        is what happened, for that sentence."""
         capability.observe(identity, cli.version, observed)
         self._tries.pop(identity, None)
-        self._decided[identity] = observed
+        self._applied[identity] = observed
         cli = replace(cli, observed=observed)
-        surprises = mismatches(cli.observed, cli.version_tuple)
+        surprises = mismatches(cli.observed, cli.version_tuple)  # with what its version lets expect
         if surprises and (key := f"{cli.version} {cli.path}") not in self._logged:
             self._logged.add(key)
             lost = {one.name: one.detail for one in surprises if one.outcome == "failed"}
@@ -169,18 +169,18 @@ class SelfChecks:
                 essential = (*ESSENTIAL, "login")
         failed = [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
         if not failed:
-            capability.stand_in(identity, None)
-            if fit(observed):
+            capability.use_instead(identity, None)
+            if is_fit(observed):
                 place = await asyncio.to_thread(self._kept.keep, cli.path, sha256)
                 if place is not None:
                     self._last_fit[identity[0]] = capability.register(place, cli)
             return
-        capability.stand_in(identity, await self._newest_that_passed(essential))
+        capability.use_instead(identity, await self._newest_that_passed(essential))
         _, instead = capability.known(cli.path) or (cli, cli)
         known = by_subject(await self._store.findings())
-        passed = [version for (_, version), seen in known.items() if fit(seen, essential)]
+        passed = [version for (_, version), seen in known.items() if is_fit(seen, essential)]
         newest = max(passed, key=capability.numbers, default=None)
-        text = sentence(cli, how, failed, None if instead == cli else instead, newest)
+        text = sentence(cli, event, failed, None if instead == cli else instead, newest)
         if text not in self._logged:
             self._logged.add(text)
             log.error("claude_unfit", message=text)
@@ -189,7 +189,7 @@ class SelfChecks:
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
         """The newest CLI that passed and of which this host still keeps a copy."""
         known = by_subject(await self._store.findings())
-        passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen, essential)]
+        passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if is_fit(seen, essential)]
         config_dir = environment.config_dir(self._settings)
         for version, sha256, observed in sorted(passed, key=lambda one: capability.numbers(one[0]), reverse=True):
             place = await asyncio.to_thread(self._kept.of, sha256)
@@ -206,6 +206,7 @@ class SelfChecks:
         return None
 
     async def _store_degraded(self) -> None:
+        """Store the observations in use, and apply what is stored now."""
         while self._degraded:
             identity, cli, seen = self._degraded[0]
             sha256 = await asyncio.to_thread(self._kept.sha256, identity)
@@ -216,7 +217,7 @@ class SelfChecks:
                 now = {**cli.observed, seen.name: seen} if known is None else known
                 capability.observe(identity, cli.version, now)
                 if seen.name in ESSENTIAL:  # the next turn uses another CLI, if there is one
-                    await self._decide(identity, cli, sha256, now, "failed in use")
+                    await self._apply(identity, cli, sha256, now, "failed in use")
             self._degraded.pop(0)
 
 
@@ -251,11 +252,11 @@ def findings_of(report: Report) -> dict[str, JSON]:
 
 
 def sentence(
-    cli: Capability, how: str, failed: Sequence[Observation], instead: Capability | None, passed: str | None
+    cli: Capability, event: str, failed: Sequence[Observation], instead: Capability | None, passed: str | None
 ) -> str:
     """The sentence for a person about a CLI that failed an essential observation."""
     what = "; ".join(f"{one.name}: {one.detail or 'nothing was seen'}" for one in failed)
-    begin = f"Claude CLI {cli.version} at {cli.path} {how} ({what})"
+    begin = f"Claude CLI {cli.version} at {cli.path} {event} ({what})"
     if instead is not None:
         return f"{begin}: turns go on with version {instead.version}, which passed and is kept at {instead.path}"
     harm = "what is said may be lost" if any(one.name in ESSENTIAL for one in failed) else "turns fail with 401"

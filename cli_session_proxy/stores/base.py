@@ -418,9 +418,9 @@ class Agents(Protocol):
         """A value that differs after every change of the chain: turns, deliveries, head, sessions, links,
         conversations, mirrors. None if there is no agent."""
 
-    def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+    def summaries(self, owner: str | None = None, *, since: float | None = None) -> AsyncIterator[ChainSummary]:
         """One row for each agent of this owner (None: of all owners), last active first. Without one-shots that were
-        last active before `folded`."""
+        last active before `since`."""
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
         """How many one-shots were last active in this time, and what they cost in USD; deleted ones included."""

@@ -154,7 +154,7 @@ async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory:
         assert await store.expired_agents(Expiry()) == []
         number, cost = await store.one_shots("local", since=0.0, until=40.0)
         assert (number, cost) == (1, 0.25)
-        rows = await gathered(store.summaries("local", folded=40.0))
+        rows = await gathered(store.summaries("local", since=40.0))
         assert {row.agent.agent_id for row in rows} == set(kept) - {"shot"}
         found = await store.search(Search("", "local"))
         assert (found.agents, found.one_shots) == (len(kept), 2)

@@ -99,7 +99,7 @@ async def test_no_question_sees_another_and_a_list_tells_all_in_one_number(
         assert {len(set(questions)) for questions in asked} == {1}
         assert len({questions[0] for questions in asked}) == QUESTIONS
         assert [row.turns for row in await chains(engine)] == [1] * QUESTIONS
-        folded = [row async for row in engine.store.summaries("local", folded=1e12)]
+        folded = [row async for row in engine.store.summaries("local", since=1e12)]
         assert folded == []
         number, _ = await engine.store.one_shots("local", since=0.0, until=1e12)
         assert number == QUESTIONS

@@ -14,7 +14,7 @@ from cli_session_proxy.commands.login import login_of
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow
-from cli_session_proxy.export.status import ProxyStatus, Remembered, costs, failing, lines, remembered, windows
+from cli_session_proxy.export.status import ProxyStatus, Remembered, costs, lines, persistent_error, remembered, windows
 from cli_session_proxy.selfcheck.keeping import KeptBinaries
 from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
@@ -64,13 +64,12 @@ def test_what_the_last_days_cost_is_listed_by_day_and_by_model(
 
 
 def test_only_an_error_that_others_meet_too_is_a_problem() -> None:
-    assert failing([fact(2.0, status="failed", code="claude_not_logged_in"), fact(1.0)]) == (
+    assert persistent_error([fact(2.0, status="failed", code="claude_not_logged_in"), fact(1.0)]) == (
         "the CLI is not logged in: run `cli-session-proxy login`"
     )
-    assert failing([fact(2.0, status="failed", code="context_too_long")]) is None
-    assert (
-        failing([fact(3.0, status="running"), fact(2.0), fact(1.0, status="failed", code="claude_unavailable")]) is None
-    )
+    assert persistent_error([fact(2.0, status="failed", code="context_too_long")]) is None
+    earlier = fact(1.0, status="failed", code="claude_unavailable")
+    assert persistent_error([fact(3.0, status="running"), fact(2.0), earlier]) is None
 
 
 def test_what_is_missing_is_said_loudly() -> None:

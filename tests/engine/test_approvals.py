@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.base import Event, PermissionWithdrawn
-from cli_session_proxy.domain.approvals import LARGEST, LONGEST_ASKED, MOST, Verdict, in_a_line
+from cli_session_proxy.domain.approvals import LARGEST, LONGEST_ASKED, MOST, Verdict, in_one_line
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.approvals import Question
 from cli_session_proxy.engine.engine import Engine
@@ -283,8 +283,8 @@ async def test_what_is_too_large_to_be_shown_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_tool_is_to_do_stands_in_a_line() -> None:
-    assert in_a_line({"command": "ls\n -l"}) == "ls -l"
-    assert in_a_line({"content": "x", "file_path": "/f"}) == "/f"
-    assert in_a_line({"a": [1]}) == '{"a": [1]}'
-    assert len(in_a_line({"command": "x" * 1000})) == LONGEST_ASKED
-    assert in_a_line({"command": f"ls {' ' * 10**6} -l"}) == "ls …"  # looked at in part: 60 MB of words took 4 s
+    assert in_one_line({"command": "ls\n -l"}) == "ls -l"
+    assert in_one_line({"content": "x", "file_path": "/f"}) == "/f"
+    assert in_one_line({"a": [1]}) == '{"a": [1]}'
+    assert len(in_one_line({"command": "x" * 1000})) == LONGEST_ASKED
+    assert in_one_line({"command": f"ls {' ' * 10**6} -l"}) == "ls …"  # looked at in part: 60 MB of words took 4 s

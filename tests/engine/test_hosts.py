@@ -384,7 +384,7 @@ async def test_a_host_that_differs_is_named_with_what_differs(
     postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with hosts(postgres_url, tmp_path, lease=5.0) as (one, _):
-        await until(lambda: _introduced(one, 2))
+        await until(lambda: _hosts_known(one, 2))
         assert differences(await one.store.hosts()) == {}
         other = Host(postgres_url, tmp_path / "other", lease=7.0, profiles={"worker": Profile(tools=("Bash",))})
         await other.engine.start()
@@ -396,7 +396,7 @@ async def test_a_host_that_differs_is_named_with_what_differs(
         assert len(await one.store.hosts()) == 2
 
 
-async def _introduced(host: Host, count: int) -> bool:
+async def _hosts_known(host: Host, count: int) -> bool:
     return len(await host.store.hosts()) == count
 
 

@@ -79,7 +79,7 @@ async def test_it_waits_and_goes_out_once_after_the_reset(waiting: Settings, clo
         assert turn.limit_wait is not None
         assert (turn.limit_wait.why, turn.limit_wait.asked) == (WHY, 1)
         assert HOUR - 60 < turn.limit_wait.until - time.time() < HOUR + 60
-        assert (engine.put_off(), engine.queued(), engine.running()) == (1, 0, 0)
+        assert (engine.waiting_for_limit(), engine.queued(), engine.running()) == (1, 0, 0)
         (progress,) = engine.progress()
         assert (progress.doing, progress.detail) == ("limit", {"until": turn.limit_wait.until})
         clock.ahead = HOUR - 60
@@ -90,7 +90,7 @@ async def test_it_waits_and_goes_out_once_after_the_reset(waiting: Settings, clo
         answer.acknowledge()
         turn = await stored(engine, answer)
         assert (turn.status, turn.limit_wait, len(turn.attempts)) == ("completed", None, 2)
-        assert (len(backend.seen), engine.put_off()) == (3, 0)
+        assert (len(backend.seen), engine.waiting_for_limit()) == (3, 0)
         assert text(await ask(engine, "two")) == "You said: two (2)"
 
 
@@ -320,7 +320,7 @@ async def cut_off(url: str, tmp_path: Path) -> AsyncIterator[Any]:
         first = await put_off(one.engine, "one")
         one.reaches.clear()
         second = await two.engine.submit(request("two"))
-        await until(lambda: two.engine.put_off() > 0)
+        await until(lambda: two.engine.waiting_for_limit() > 0)
         yield one, two, first, second
         assert [words(path)[-1] for path in (*one.backend.seen, *two.backend.seen)] == ["one", "one", "two"]
 
@@ -351,7 +351,7 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
         again = await one.engine.submit(request("one"))  # at once, before it is known that its client has left
         assert again.turn_id == first.turn_id
         first.leave()
-        await until(lambda: one.engine.put_off() == 1)
+        await until(lambda: one.engine.waiting_for_limit() == 1)
         clock.ahead = HOUR + 60
         assert text(await again.turn()) == "You said: one (1)"
         again.acknowledge()
@@ -379,7 +379,7 @@ async def test_a_host_that_is_stopped_leaves_its_waiting_turns_to_the_others(
         one.model.faults = [limit()]
         first = await put_off(one.engine, "one")
         await one.engine.stop()
-        await until(lambda: two.engine.put_off() == 1)
+        await until(lambda: two.engine.waiting_for_limit() == 1)
         again = await two.engine.submit(request("one"))
         assert again.turn_id == first.turn_id
         clock.ahead = HOUR + 60

@@ -388,13 +388,13 @@ async def test_how_a_turn_ended_is_stored_before_its_agent_is_handed_over(
     model.faults = [UpstreamError("overloaded")]
     model.open.clear()
     engine = Engine(settings, store, MemoryBackend(model))
-    leave = engine._ownership._leave
+    leave = engine._ownership._flush
 
     async def noted(agent: Agent, lease: Lease) -> None:
         store.leaving.set()
         await leave(agent, lease)
 
-    monkeypatch.setattr(engine._ownership, "_leave", noted)
+    monkeypatch.setattr(engine._ownership, "_flush", noted)
     await engine.start()
     try:
         async with core(settings) as (other, _):
@@ -593,7 +593,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         assert isinstance(await store.acquire(agent.key, Proxy("gone", "here", -1.0)), Granted)
         own = Ownership(
-            store, Instances(tmp_path), 60.0, settle=settle, leave=nothing, retire=nothing,
+            store, Instances(tmp_path), 60.0, settle=settle, flush=nothing, retire=nothing,
             fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
         with pytest.raises(StoreUnavailable):
@@ -608,7 +608,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         assert unused is not None
         for first in (True, False):
             async with own.hold(agent):
-                assert own.unchanged_since(unused) is first
+                assert own.not_used_since(unused) is first
 
 
 class Looked(SqliteStore):
@@ -635,13 +635,13 @@ async def test_a_lease_is_not_handed_over_between_two_turns_of_a_lane(tmp_path: 
     async with opened(lambda: store):
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         own = Ownership(
-            store, Instances(tmp_path), 0.3, settle=nothing, leave=nothing, retire=retire,
+            store, Instances(tmp_path), 0.3, settle=nothing, flush=nothing, retire=retire,
             fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: in_lane, end=lambda *_: None,
         )  # fmt: skip
         async with own.hold(agent):
             pass
         assert isinstance(await store.acquire(agent.key, Proxy(beside.id, "here", 60.0)), LeaseHeld)
-        handing_over = asyncio.create_task(own.hand_over())
+        handing_over = asyncio.create_task(own.serve_requests())
         await until(lambda: store.looks > 2)
         assert own.has(agent.key)
         assert not retired
@@ -680,10 +680,10 @@ async def test_a_proxy_without_peers_waits_for_no_question_until_one_comes(
     store, here, beside = Waited(tmp_path / FILE), Looking(tmp_path), Instances(tmp_path)
     async with opened(lambda: store):
         own = Ownership(
-            store, here, 0.3, settle=nothing, leave=nothing, retire=nothing, fenced=lambda _key: None,
+            store, here, 0.3, settle=nothing, flush=nothing, retire=nothing, fenced=lambda _key: None,
             busy=lambda: True, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
-        handing_over = asyncio.create_task(own.hand_over())
+        handing_over = asyncio.create_task(own.serve_requests())
         await until(lambda: here.looks > 3)
         assert store.waits == 1
         beside.enter()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_session_proxy.domain.approvals import Approval, Waiting
+from cli_session_proxy.domain.approvals import Approval, PendingApproval
 from cli_session_proxy.export.feed import COMPARED, action, request_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -55,7 +55,7 @@ def test_both_sides_of_an_edit_can_be_read_off_its_diff(old: str, new: str) -> N
 def test_what_would_steer_the_reader_or_give_a_secret_away_is_not_shown_as_it_is() -> None:
     secret = "sk-ant-api03-" + "a" * 40
     approval = Approval("appr_1", "Bash", f"echo {secret} \u202e", 1.0)
-    told = request_json(Waiting(approval, {"command": f"echo {secret} \u202e\x1b[2J"}, 2.0, agent="sub"))
+    told = request_json(PendingApproval(approval, {"command": f"echo {secret} \u202e\x1b[2J"}, 2.0, agent="sub"))
     assert told["text"] == "echo [redacted] \ufffd\ufffd[2J"
     assert told["asked"] == "echo [redacted] \ufffd"
     assert told["sub_agent"] == "sub"

@@ -556,7 +556,7 @@ async def test_a_file_without_an_end_that_a_git_directory_is_named_by_is_not_rea
     (repo.path / ".git").write_text(f"gitdir: {tree}\n")
     (tree / "gitdir").write_text(f"{repo.path}/.git\n")
     assert await numbers(repo) == [1]
-    monkeypatch.setattr(git, "_known", {})
+    monkeypatch.setattr(git, "_first_used", {})
     (tree / "gitdir").unlink()
     os.mkfifo(tree / "gitdir")
     with pytest.raises(ConfigError, match="not its own"):

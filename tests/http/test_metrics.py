@@ -39,7 +39,7 @@ class Going:
     def running(self) -> int:
         return 2
 
-    def put_off(self) -> int:
+    def waiting_for_limit(self) -> int:
         return 7
 
     plan = SimpleNamespace(now=lambda: Plan("allowed", 1.0, (PlanWindow("five_hour", 0.42, 1_790_000_000.0),)))

@@ -56,7 +56,7 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scripts of these tests are kept like programs. What was learned of CLIs, in other tests of this process too,
     is forgotten: the service looks at each that is known."""
     monkeypatch.setattr("cli_session_proxy.selfcheck.keeping._PROGRAMS", (b"#!",))
-    for known in ("_probed", "_observed", "_stand_ins"):
+    for known in ("_probed", "_observed", "_replacements"):
         monkeypatch.setattr(capability, known, {})
 
 
@@ -154,7 +154,7 @@ async def test_what_was_seen_decides_and_is_found_out_once(
 async def test_of_two_proxies_on_one_store_one_checks(
     settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "AGAIN", 0.01)
+    monkeypatch.setattr(service, "POLL_INTERVAL", 0.01)
     install("2.1.330")
     checker.go.clear()
     async with serving(settings), serving(settings):
@@ -271,7 +271,7 @@ async def test_the_last_that_passed_is_still_there_after_a_restart(
     install("2.1.330")
     async with serving(settings):
         await kept(settings)
-    for known in (capability._probed, capability._observed, capability._stand_ins):
+    for known in (capability._probed, capability._observed, capability._replacements):
         known.clear()
     checker.fails["2.1.331"] = ("round_trip",)
     install("2.1.331")
@@ -289,7 +289,7 @@ async def test_without_one_that_passed_the_sentence_says_what_to_do(
     install("2.1.330")
     async with serving(settings):
         await decided(settings)
-    for known in (capability._probed, capability._observed, capability._stand_ins):
+    for known in (capability._probed, capability._observed, capability._replacements):
         known.clear()
     shutil.rmtree(settings.var / "cli")
     checker.fails["2.1.331"] = ("place",)

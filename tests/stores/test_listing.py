@@ -88,7 +88,7 @@ def repeat(conn: sqlite3.Connection, table: str, row: str, **columns: str) -> No
 
 
 async def test_a_list_that_folds_them_passes_each_once(store: SqliteStore, steps: Steps) -> None:
-    (row,) = await gathered(store.summaries(folded=float(MANY)))
+    (row,) = await gathered(store.summaries(since=float(MANY)))
     assert row.agent.agent_id == "ada"
     assert 0 < steps() < EACH * MANY
 

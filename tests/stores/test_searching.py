@@ -42,12 +42,12 @@ def strings_of(value: object, key: str = "", *, called: bool = False) -> list[st
 
 @given(JSON_TEXTS)
 def test_the_strings_of_a_turn_are_found_in_its_json(value: object) -> None:
-    assert searching._texts(dumps(value)) == "\n".join(strings_of(value))
+    assert searching._strings_of(dumps(value)) == "\n".join(strings_of(value))
 
 
 @given(JSON_TEXTS, st.integers(0, 60))
 def test_of_json_that_is_cut_off_whole_strings_are_found(value: object, end: int) -> None:
-    found = searching._texts(dumps(value)[:end])
+    found = searching._strings_of(dumps(value)[:end])
     assert "\n".join(strings_of(value)).startswith(found)
 
 

@@ -128,17 +128,18 @@ class Overview:
         facts = sums.facts
         if wait and (self._login_checked_at is None or now - self._login_checked_at > LOGIN_KEPT):
             self._login, self._login_checked_at = await self._ask_login(), now
-        if self._login.advice is not None and status.answers(facts, self._login_checked_at or now):
+        if self._login.advice is not None and status.answered_since(facts, self._login_checked_at or now):
             self._login = Login("unknown", None)  # somebody has logged in meanwhile
         program = self._engine.backend.program()
         today, week = status.costs(facts, now, sums.forgotten)
         unready = status.unready(await self._engine.state(), self._engine.readiness.why)
         return ProxyStatus(
-            problem=unready or self._login.advice or status.failing(facts),
+            problem=unready or self._login.advice or status.persistent_error(facts),
             cli=None if program is None else explain.program(program),
             running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
             remembered=await self._remembered([one for one in facts if one.owner == owner]),
-            plan=self._engine.plan.now(), put_off=self._engine.put_off(), login=explain.login(self._login.kind),
+            plan=self._engine.plan.now(), put_off=self._engine.waiting_for_limit(),
+            login=explain.login(self._login.kind),
         )  # fmt: skip
 
     async def _remembered(self, facts: Sequence[TurnFacts]) -> Remembered | None:

@@ -1,6 +1,6 @@
 """Rows with values that this program never writes. SQLite keeps any value in any column, and people edit the file.
 
-A function that reads a row names its columns (`reads`). Lists are read by `sound`, which leaves damaged rows out.
+A function that reads a row names its columns (`reads`). Lists are read by `undamaged`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_LOGGED = 1000
 def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
     """Decorates a function that reads a row which begins with these columns. If a value cannot be read, it raises
     `DamagedRow`, which names the row and the column. The log names each row once."""
-    numbers = tuple(n for n, column in enumerate(columns) if column.type.python_type is float)
+    floats = tuple(n for n, column in enumerate(columns) if column.type.python_type is float)
     known_types: set[tuple[type, ...]] = set()  # of rows that passed the check by column
 
     def checked(read: Read[P, T]) -> Read[P, T]:
@@ -46,7 +46,7 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
                     if kind not in (expected, type(None)) and not (expected is bool and kind is int):
                         raise _damaged(columns, values, column, kind.__name__)
                 known_types.add(kinds)
-            for n in numbers:
+            for n in floats:
                 if values[n] is not None and not -LAST_TIME < values[n] < LAST_TIME:
                     raise _damaged(columns, values, columns[n], str(values[n]))
             try:
@@ -60,7 +60,7 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
     return checked
 
 
-def sound(
+def undamaged(
     read: Callable[[Any], T], rows: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
 ) -> list[T]:
     """`read` of each row. A damaged row is left out or, with `instead`, replaced by `instead(row, error)`."""

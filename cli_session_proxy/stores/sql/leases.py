@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam,
 from ...domain.models import CancelledBy
 from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
 from . import rows
-from .damaged import reads, sound
+from .damaged import reads, undamaged
 from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
 
@@ -198,7 +198,7 @@ def hosts(conn: Connection) -> list[tuple[str, Facts]]:
         .where(proxies.c.until > _NOW)
         .order_by(proxies.c.host, proxies.c.id)
     )
-    return sound(_host, conn.execute(query))
+    return undamaged(_host, conn.execute(query))
 
 
 @reads(proxies.c.host, meta.c.name, meta.c.value)

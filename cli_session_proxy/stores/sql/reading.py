@@ -49,7 +49,7 @@ from ...domain.times import LAST_TIME
 from ...errors import ContextTooLong
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import leases, rows, side_data
-from .damaged import reads, sound
+from .damaged import reads, undamaged
 from .database import Prepared
 from .lifecycle import NEWEST_SESSION, TooLarge
 from .rows import chunks, unfinished
@@ -187,7 +187,7 @@ def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None)
     query = select(*rows.AGENT).where(or_(false(), *expired), owned_by(None))
     if only is not None:
         query = query.where(agents.c.key == only)
-    matches = sound(rows.agent, conn.execute(query.order_by(agents.c.last_at, agents.c.key)))
+    matches = undamaged(rows.agent, conn.execute(query.order_by(agents.c.last_at, agents.c.key)))
     return [agent for agent in matches if expiry.version in (None, version(conn, agent.key))]
 
 
@@ -220,7 +220,7 @@ def one_shots(conn: Connection, owner: str | None, *, since: float, until: float
 def forgotten_since(conn: Connection, owner: str | None, since: float) -> list[Forgotten]:
     query = select(forgotten).where(forgotten.c.at > since - HOUR)
     query = query if owner is None else query.where(forgotten.c.owner == owner)
-    return sound(_forgotten, conn.execute(query.order_by(*forgotten.primary_key)))
+    return undamaged(_forgotten, conn.execute(query.order_by(*forgotten.primary_key)))
 
 
 @reads(*forgotten.c)
@@ -234,22 +234,22 @@ def chain(conn: Connection, agent_key: int) -> Chain | None:
         return None
     of_sessions = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == agent_key).order_by(sessions.c.n))
     of_links = conn.execute(select(links).where(links.c.agent_key == agent_key).order_by(links.c.n))
-    return Chain(agent, tuple(sound(rows.session, of_sessions)), tuple(sound(rows.link, of_links)))
+    return Chain(agent, tuple(undamaged(rows.session, of_sessions)), tuple(undamaged(rows.link, of_links)))
 
 
 def summaries(
-    conn: Connection, owner: str | None, after: Position | None, folded: float | None
+    conn: Connection, owner: str | None, after: Position | None, since: float | None
 ) -> tuple[list[ChainSummary], Position | None]:
     """A page of summaries, last active first, and the next page's cursor (None: there is none)."""
     page = _SUMMARY.where(owned_by(owner))
-    if folded is not None:
-        page = page.where(or_(agents.c.last_at >= folded, not_(ONE_SHOT)))
+    if since is not None:
+        page = page.where(or_(agents.c.last_at >= since, not_(ONE_SHOT)))
     if after is not None:
         page = page.where(tuple_(agents.c.last_at, agents.c.key) < tuple_(*map(literal, after)))
     of_agents = conn.execute(page).all()
     held = leases.holders(conn, [row.key for row in of_agents])
     running = set(conn.scalars(select(turns.c.agent_key).where(turns.c.status == "running")))
-    summed = sound(partial(_summary, held=held, running=running), of_agents)
+    summed = undamaged(partial(_summary, held=held, running=running), of_agents)
     return summed, (of_agents[-1].last_at, of_agents[-1].key) if len(of_agents) == PAGE else None
 
 
@@ -333,7 +333,7 @@ def children(conn: Connection, turn_id: str) -> list[tuple[str, Status]]:
 
 def pending_deliveries(conn: Connection) -> list[Turn]:
     query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(FINISHED)))
-    return sound(partial(rows.turn, conn=conn), conn.execute(query.order_by(turns.c.seq)).all())
+    return undamaged(partial(rows.turn, conn=conn), conn.execute(query.order_by(turns.c.seq)).all())
 
 
 # A page in the order of acceptance, and behind which place the next one begins (None: there is none).
@@ -341,12 +341,12 @@ def pending_deliveries(conn: Connection) -> list[Turn]:
 
 def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[Turn], int | None]:
     on_page, following = _within(conn, _OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
-    return sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn), following
+    return undamaged(partial(rows.turn, conn=conn), on_page, rows.damaged_turn), following
 
 
 def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[TurnOutline], int | None]:
     on_page, following = _within(conn, _OUTLINES_OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
-    return sound(rows.turn_outline, on_page, rows.damaged_outline), following
+    return undamaged(rows.turn_outline, on_page, rows.damaged_outline), following
 
 
 def _within(
@@ -387,12 +387,12 @@ def page(
         on_page = conn.execute(newest_first).all()
     else:
         on_page, _ = _within(conn, newest_first, most_bytes, limit)
-    turns_of_page = sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
+    turns_of_page = undamaged(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     agent_links = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     links_of_page: list[Link] = []
     for part in chunks([turn.id for turn in turns_of_page]):
-        links_of_page += sound(rows.link, conn.execute(agent_links.where(links.c.turn_id.in_(part))))
+        links_of_page += undamaged(rows.link, conn.execute(agent_links.where(links.c.turn_id.in_(part))))
     totals = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
     total, cost = conn.execute(totals).one_or_none() or (0, 0.0)
     first = (
@@ -458,18 +458,18 @@ def facts(
             links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
         )
         repaired |= {row.turn_id: row.number for row in conn.execute(counted.group_by(links.c.turn_id))}
-    return sound(partial(rows.facts, repairs=repaired), newest), newest[-1].seq if len(newest) == limit else None
+    return undamaged(partial(rows.facts, repairs=repaired), newest), newest[-1].seq if len(newest) == limit else None
 
 
 def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
     query = select(links).where(links.c.agent_key == agent_key, links.c.reason != "started")
-    return sound(rows.link, conn.execute(query.order_by(links.c.n.desc()).limit(limit)))
+    return undamaged(rows.link, conn.execute(query.order_by(links.c.n.desc()).limit(limit)))
 
 
 def page_of_unfinished(conn: Connection, after_seq: int) -> tuple[list[Turn], int | None]:
     query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
     on_page, following = _within(conn, query.order_by(turns.c.seq), PAGE_BYTES)
-    return sound(partial(rows.turn, conn=conn), on_page), following
+    return undamaged(partial(rows.turn, conn=conn), on_page), following
 
 
 def unfinished_of(

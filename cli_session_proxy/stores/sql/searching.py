@@ -19,7 +19,7 @@ from ...domain.models import REPAIR_REASONS
 from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
 from ...errors import DamagedRow
 from . import rows
-from .damaged import reads, sound
+from .damaged import reads, undamaged
 from .reading import ONE_SHOT, owned_by
 from .tables import agents, links, sessions, turns
 
@@ -43,8 +43,8 @@ _TEXTS_OF_TURNS = select(
     *(func.substr(turns.c[name], 1, READ, type_=Text).label(name) for name in PARTS[:3]), turns.c.options,
 ).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
 
-# Keys of strings that are not searched, because they only describe a block. In a call's input all are searched.
-_NAMES = frozenset({
+# Keys of strings that are not searched, because they only describe a block. In a call's input all strings are.
+_NOT_SEARCHED = frozenset({
     "type", "id", "tool_use_id", "role", "media_type", "sha256", "data", "signature", "thinking",
 })  # fmt: skip
 # Tokens of JSON: a string, with its colon if it is a key; a bracket; the quote of a string that is cut off.
@@ -82,30 +82,30 @@ def texts(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
     """The texts by which these turns can be found. The turns are in any order."""
 
     def without_texts(row: Any, _: DamagedRow) -> SearchText:
-        """For a damaged row: no word finds it, and it is not indexed again."""
+        """For a damaged row: no word finds it, and it is not read again at the next indexing."""
         return SearchText(row.seq, row.agent_key, row.id, row.status, ("",) * len(PARTS))
 
     for at in range(0, len(seqs), AT_ONCE):
-        of_turns = conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all()
-        yield from sound(_search_text, of_turns, without_texts)
+        batch = conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all()
+        yield from undamaged(_search_text, batch, without_texts)
 
 
 @reads(*_TEXTS_OF_TURNS.selected_columns)
 def _search_text(row: Any) -> SearchText:
-    parts = (*map(_texts, row[4:7]), _metadata(row.options))
+    parts = (*map(_strings_of, row[4:7]), _metadata(row.options))
     clean = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
     return SearchText(row.seq, row.agent_key, row.id, row.status, tuple(map(redact.text, clean)))
 
 
-def _texts(text: str) -> str:
-    """The strings of this JSON, one a line. Scanned and not decoded: it may have many MB, and may be cut off."""
+def _strings_of(text: str) -> str:
+    """The searchable strings of a JSON text, one a line. It is scanned, not decoded: it may have MB, and be cut off."""
     strings: list[str] = []
     size = 0
     in_input: list[bool] = []  # for each open object or list: whether it is part of a call's input
     key = ""
     for token in _TOKEN.finditer(text):
         quoted, colon = token.groups()
-        if quoted is None:
+        if quoted is None:  # no string
             if token[0] in "[{":
                 in_input.append(key.startswith("input") or (bool(in_input) and in_input[-1]))
             elif token[0] == '"' or not in_input:  # a string that is cut off, or the end
@@ -119,7 +119,7 @@ def _texts(text: str) -> str:
         string = rows.loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
         if colon is not None:
             key = string
-        elif key not in _NAMES or (in_input and in_input[-1]):
+        elif key not in _NOT_SEARCHED or (in_input and in_input[-1]):
             strings.append(string)
             size += len(string) + 1
             key = ""
@@ -154,7 +154,7 @@ def search(conn: Connection, criteria: Search, by_words: ByWords) -> Found:
     hits: list[Hit] = []
     if criteria.words and not criteria.is_filtered:
         words = [word.casefold() for word in criteria.words]
-        for hit in sound(_agent_hit, agent_rows):
+        for hit in undamaged(_agent_hit, agent_rows):
             if all(word in hit.agent.agent_id.casefold() for word in words):
                 hits.append(hit)
     hits += _by_id(conn, criteria)
@@ -165,10 +165,10 @@ def search(conn: Connection, criteria: Search, by_words: ByWords) -> Found:
         row_of = {row[-1]: row for row in conn.execute(query)}  # by `seq`, the last column of `_HIT`
         for ranked in ranked_turns:
             read = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
-            hits += sound(read, (row_of[ranked.seq],))
+            hits += undamaged(read, (row_of[ranked.seq],))
     elif places_left > 0 and criteria.is_filtered:  # no words rank the turns: the newest come first
         newest = _join_agents(select(*_HIT)).where(*fits(criteria)).order_by(turns.c.seq.desc()).limit(places_left)
-        hits += sound(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
+        hits += undamaged(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
     one_shots = conn.scalar(select(func.count()).select_from(agents).where(of_owner, ONE_SHOT)) or 0
     total = conn.scalar(select(func.sum(agents.c.turns)).where(of_owner)) or 0
     return Found(tuple(hits[: criteria.limit]), len(agent_rows), int(total), one_shots)
@@ -215,7 +215,7 @@ def _by_id(conn: Connection, criteria: Search) -> Iterator[Hit]:
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
     for kind, query in kinds:
         matches = conn.execute(query.where(*fits(criteria)).limit(criteria.limit)).all()
-        yield from sound(partial(_hit, conn=conn, kind=kind), matches)
+        yield from undamaged(partial(_hit, conn=conn, kind=kind), matches)
 
 
 @reads(*_HIT)

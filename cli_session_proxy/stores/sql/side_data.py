@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Double, Row, case, func, liter
 from ...domain.models import JSON, Conversation, Item, Record
 from ...errors import InvalidRequest
 from ..base import Finding, MirrorKey, PathChanged
-from .damaged import reads, sound
+from .damaged import reads, undamaged
 from .database import InsertNew, Prepared
 from .rows import dumps, loads
 from .tables import agents, conversations, findings, items, meta, mirrored, records, turns
@@ -49,7 +49,7 @@ def findings_of(conn: Connection, subject: str | None = None) -> list[Finding]:
     query = select(findings).where(findings.c.until.is_(None))
     if subject is not None:
         query = query.where(findings.c.subject == subject)
-    return sound(_finding, conn.execute(query.order_by(findings.c.at, findings.c.subject, findings.c.name)))
+    return undamaged(_finding, conn.execute(query.order_by(findings.c.at, findings.c.subject, findings.c.name)))
 
 
 @reads(*findings.c)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
 from ...domain import budgets
 from ...domain.budgets import KEY_ACCOUNT, Budget, Per, Scope, Spent
 from ...domain.models import Usage
-from .damaged import reads, sound
+from .damaged import reads, undamaged
 from .database import InsertOrAdd, Prepared, Values
 from .rows import unfinished
 from .tables import agents, spent, turns
@@ -89,7 +89,7 @@ def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float |
 def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
     of_keys = spent.c.account.startswith(KEY_ACCOUNT, autoescape=True)
     condition = of_keys if account is None else spent.c.account == account
-    return sound(_spent, conn.execute(select(spent).where(condition)))
+    return undamaged(_spent, conn.execute(select(spent).where(condition)))
 
 
 @reads(*spent.c)

@@ -224,10 +224,10 @@ class SqlStore(Store):
     async def forget_copies(self, agent: Agent) -> None:
         await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)
 
-    async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+    async def summaries(self, owner: str | None = None, *, since: float | None = None) -> AsyncIterator[ChainSummary]:
         more, after = True, None
         while more:
-            page, after = await self._db.read(partial(reading.summaries, owner=owner, after=after, folded=folded))
+            page, after = await self._db.read(partial(reading.summaries, owner=owner, after=after, since=since))
             for summary in page:
                 yield summary
             more = after is not None

@@ -218,7 +218,7 @@ _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI reje
 IN_A_ROW = 2  # turns
 _reported: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
 _observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
-_stand_ins: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
+_replacements: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
 _listeners: list[Listener] = []
 
 
@@ -237,16 +237,16 @@ def listening(listener: Listener) -> Iterator[None]:
     """Calls it for every known CLI, and for each new one."""
     _listeners.append(listener)
     try:
-        for identity, cli in there():
+        for identity, cli in probed_here():
             listener.found(identity, cli)
         yield
     finally:
         _listeners.remove(listener)
 
 
-def there() -> list[tuple[Identity, Capability]]:
+def probed_here() -> list[tuple[Identity, Capability]]:
     """Every known CLI, without those that are run instead of another."""
-    return [(identity, cli) for identity, cli in _probed.items() if identity not in _stand_ins.values()]
+    return [(identity, cli) for identity, cli in _probed.items() if identity not in _replacements.values()]
 
 
 def observe(identity: Identity, version: str, observed: Observed) -> None:
@@ -258,12 +258,12 @@ def observe(identity: Identity, version: str, observed: Observed) -> None:
         _probed[identity] = replace(cli, observed=observed)
 
 
-def stand_in(identity: Identity, other: Identity | None) -> None:
+def use_instead(identity: Identity, other: Identity | None) -> None:
     """From the next turn on run `other` instead of this file, until the file changes; None: run this file."""
-    for known in [known for known in _stand_ins if known[0] == identity[0]]:
-        del _stand_ins[known]
+    for known in [known for known in _replacements if known[0] == identity[0]]:
+        del _replacements[known]
     if other is not None:
-        _stand_ins[identity] = other
+        _replacements[identity] = other
 
 
 def register(binary: Path, cli: Capability) -> Identity:
@@ -317,7 +317,7 @@ def known(binary: Path) -> tuple[Capability, Capability] | None:
     """The CLI at that path, and the one that is run; None before it was probed."""
     for identity, cli in _probed.items():
         if identity[0] == str(binary):
-            return cli, _probed.get(_stand_ins.get(identity, identity), cli)
+            return cli, _probed.get(_replacements.get(identity, identity), cli)
     return None
 
 
@@ -364,7 +364,7 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
         key = identity_of(binary)  # checked at every turn
     except OSError as exc:
         raise _missing(binary, exc) from exc
-    key = _stand_ins.get(key, key)
+    key = _replacements.get(key, key)
     if (known := _probed.get(key)) is not None:
         return known
     caller = key, asyncio.get_running_loop()
@@ -442,7 +442,7 @@ async def _probe(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
     _probed[key] = found
     for listener in _listeners:
         listener.found(key, found)
-    return _probed.get(_stand_ins.get(key, key), found)
+    return _probed.get(_replacements.get(key, key), found)
 
 
 async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:

@@ -149,6 +149,6 @@ def program(version: str, path: str, runs: str, seen: Observed, numbers: Version
     return base.Program(version, path, runs, tuple(each))
 
 
-def fit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> bool:
+def is_fit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> bool:
     """Whether everything essential works."""
     return all(name in observed and observed[name].outcome == "ok" for name in essential)
