@@ -29,6 +29,7 @@ from turnfault.provider.upstream import Upstream
 from .forked import fork_server
 from .macos import FULLFSYNC, like_macos
 from .postgres import Postgres, server
+from .runtime import SHORT_LIVED
 from .until import POLL
 
 ROOT = Path(__file__).parent.parent
@@ -40,10 +41,7 @@ CLI_ENV = {
     "ANTHROPIC_API_KEY": FAKE_KEY,
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
-    # Its runtime's first compiler: a CLI lives for a few turns here, and never gets back what compiling costs it.
-    # Nor its collector of garbage: a fifth of what a life of two turns takes of a processor, for 25 MB.
-    "BUN_JSC_useBaselineJIT": "0",
-    "BUN_JSC_useGC": "0",
+    **SHORT_LIVED,
     # Of its Bash tool: else it takes zsh where there is one, which says and does some things in another way.
     "SHELL": "/bin/bash",
 }
@@ -233,6 +231,9 @@ def pytest_configure() -> None:
         metadata.distribution("turnfault")
     except metadata.PackageNotFoundError:
         pytest.exit(f"run first: {sys.executable} -m pip install --no-deps -e {ROOT / 'benchmark'}", 4)
+    # Some machines forbid it to all programs: then each process of a run compiles the tests and the package anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     gc.disable()
 
 

@@ -20,7 +20,7 @@ import sys
 import tomllib
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from turnfault.provider.script import Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import CLI_ENV, ROOT, required
+from . import forking
 
 # Documents beside the test's own limit: a heavy client needs seconds to be imported on a busy machine (s).
 START_TIMEOUT = STOP_TIMEOUT = 60.0
@@ -40,6 +41,11 @@ SNIPPET_TIMEOUT = 120.0
 ADDRESS = "127.0.0.1:8787"
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "sh", "js", "toml")
+# What the programs of the documents import.
+LIBRARIES = (
+    "openai", "anthropic", "google.genai", "ollama", "litellm", "langchain_openai", "agents",
+    "pydantic_ai.models.openai", "pydantic_ai.providers.openai", "claude_agent_sdk", "cli_session_proxy.provider",
+)  # fmt: skip
 # shown, not executed
 SHOWN = ("", "text", "json", "mermaid", "yaml")
 
@@ -88,6 +94,44 @@ ADA = Block(
 )
 
 
+class Python:
+    """Runs programs one after the other, as `python -` would (`forking`)."""
+
+    def __init__(self, env: dict[str, str], output: Path) -> None:
+        self._env, self._output = env, output
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, code: str, cwd: Path, env: dict[str, str]) -> tuple[int, str]:
+        """Its exit status, and all that it said."""
+        asked = {"code": code, "cwd": str(cwd), "env": env, "output": str(self._output)}
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, forking.__file__, *LIBRARIES, stdin=PIPE, stdout=PIPE, env=self._env
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        pid = (await self._told())["pid"]
+        try:
+            status = (await self._told())["status"]
+        except TimeoutError:
+            os.killpg(pid, signal.SIGKILL)
+            await self._told()
+            raise
+        return status, self._output.read_text(errors="replace")
+
+    async def _told(self) -> dict[str, int]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        told: dict[str, int] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), SNIPPET_TIMEOUT))
+        return told
+
+    async def close(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A folder as a reader's checkout, the running server's address, and the environment of what is run there."""
@@ -95,39 +139,42 @@ class Place:
     folder: Path
     address: str
     env: dict[str, str]
+    python: Python
+    done: list[tuple[str, str | None]] = field(default_factory=list)
 
     async def run(self, block: Block) -> None:
+        """The same words again are the same command: "look at `doctor`"."""
+        if (block.code, block.prints) in self.done:
+            return
         if block.language == "toml":
             load(**tomllib.loads(block.code))  # a ConfigError names what is wrong
             return
-        command, more = {
-            "python": ([sys.executable, "-"], {"CLI_SESSION_PROXY_VAR": str(self.folder / "own-var")}),
-            "sh": (["bash", "-eu", "-o", "pipefail"], {}),
-            "js": (["node", "--input-type=module", "-"], {}),
-        }[block.language]
-        cwd = self.folder
-        if block.language == "js":
-            cwd = ROOT / ".tools" / "ai-sdk"
+        code = block.code.replace(ADDRESS, self.address)
+        status: int | None
+        if block.language == "python":
+            env = {**self.env, "CLI_SESSION_PROXY_VAR": str(self.folder / "own-var")}
+            status, output = await self.python.run(code, self.folder, env)
+        else:
+            status, output = await self._run(block.language, code)
+        assert status == 0, f"{block.place} ended with {status}:\n{output}"
+        assert block.prints is None or block.prints in output, f"{block.place} printed:\n{output}"
+        self.done.append((block.code, block.prints))
+
+    async def _run(self, language: str, code: str) -> tuple[int | None, str]:
+        command, cwd = ["bash", "-eu", "-o", "pipefail"], self.folder
+        if language == "js":
+            command, cwd = ["node", "--input-type=module", "-"], ROOT / ".tools" / "ai-sdk"
             required(cwd / "node_modules" / "ai", "make tools", what="the Vercel AI SDK")
         child = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=STDOUT,
-            cwd=cwd,
-            env={**self.env, **more},
-            start_new_session=True,
+            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=cwd, env=self.env, start_new_session=True
         )
         try:
-            code = block.code.replace(ADDRESS, self.address).encode()
-            said, _ = await asyncio.wait_for(child.communicate(code), SNIPPET_TIMEOUT)
+            said, _ = await asyncio.wait_for(child.communicate(code.encode()), SNIPPET_TIMEOUT)
         finally:
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)  # a snippet of sh has children
                 await child.wait()
-        output = said.decode(errors="replace")
-        assert child.returncode == 0, f"{block.place} ended with {child.returncode}:\n{output}"
-        assert block.prints is None or block.prints in output, f"{block.place} printed:\n{output}"
+        return child.returncode, said.decode(errors="replace")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -142,6 +189,7 @@ async def place(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         upstream.when('"title":"City"', Reply('{"name": "Oslo", "people": 717710}'), times=None)
         upstream.when("umbrella", ToolUse([(cli_name("weather"), {"city": "Oslo"})]), times=None)
         env = _environment(folder, claude_2, upstream.url)
+        python = Python(env, folder / "said")
         server = await asyncio.create_subprocess_exec(
             "cli-session-proxy", "serve", "--port", "0", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env
         )
@@ -152,7 +200,8 @@ async def place(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
             listening = re.match(r"listening on http://(\S+)", line)
             assert listening, line
             reading = asyncio.create_task(server.stdout.read())  # a line a repair: nobody may wait for a full pipe
-            yield Place(folder, listening[1], env)
+            yield Place(folder, listening[1], env, python)
+            await python.close()
             server.terminate()
             await asyncio.wait_for(reading, STOP_TIMEOUT)
         finally:
@@ -188,12 +237,7 @@ def _environment(folder: Path, claude: Path, upstream: str) -> dict[str, str]:
     [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS if any(map(runs, blocks_of(path)))],
 )
 async def test_every_snippet_runs(document: Path, place: Place, subtests: pytest.Subtests) -> None:
-    done = []
     for block in [ADA, *(block for block in blocks_of(document) if runs(block))]:
-        # The same words again in one document are the same command: "look at `doctor`".
-        if (block.code, block.prints) in done:
-            continue
-        done.append((block.code, block.prints))
         with subtests.test(msg=block.place):
             await place.run(block)
 

@@ -291,12 +291,12 @@ async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
         assert not shared._transcripts
 
 
-@pytest.mark.parametrize("count", rest_in_full(40, 2000))
+@pytest.mark.parametrize("count", rest_in_full(20, 2000))
 async def test_nothing_of_one_question_reaches_the_wire_in_another_ones(
     count: int, settings: Settings, upstream: Upstream
 ) -> None:
     """A marker in each, at eight at once, among owners, with failures, kills and cancellations at random."""
-    dice = random.Random(42)
+    dice = random.Random(576)  # of its first twenty questions some are of each kind, with each fault and each moment
     settings = settings.model_copy(update={"max_processes": 6, "cli_retries": 0})
     asked: dict[str, TurnRequest] = {}
     faults: list[Behaviour] = [Fail(400), Fail(529), Cut(after=1)]

@@ -1,4 +1,4 @@
-"""A real CLI behind a program that changes one thing of what it is told, says or writes."""
+"""A real CLI behind a program that changes some things of what it is told, says or writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from ..runtime import SHORT_LIVED
+
 Frame = dict[str, Any]
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def tampered(real: Path, folder: Path, how: str) -> Path:
-    """The path of a `claude` that is the real one but for this: a change, or one of a control request's subtype."""
+def tampered(real: Path, folder: Path, *how: str) -> Path:
+    """The path of a `claude` that is the real one but for these: a change, or one of a control request's subtype."""
     folder.mkdir(exist_ok=True)
     script = folder / "claude"
     script.write_text(
@@ -115,11 +117,15 @@ def said(what: str, frame: Frame) -> Frame:
     return frame
 
 
-def main(real: str, how: str) -> None:
+def main(real: str, changes: tuple[str, ...]) -> None:
     if set(sys.argv[1:]) & {"--version", "--help"}:
         os.execv(real, [real, *sys.argv[1:]])
-    what, _, which = how.partition(":")
-    cli = subprocess.Popen([real, *arguments(what, sys.argv[1:])], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    argv = sys.argv[1:]
+    for change in changes:
+        argv = arguments(change, argv)
+    cli = subprocess.Popen(
+        [real, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **SHORT_LIVED}
+    )
     assert cli.stdin is not None
     assert cli.stdout is not None
     to_cli, lock = cli.stdin, threading.Lock()
@@ -131,9 +137,14 @@ def main(real: str, how: str) -> None:
 
     def pass_on() -> None:
         for line in sys.stdin:
-            passed, answer = told(what, which, json.loads(line))
-            if answer is not None:
-                say(answer)
+            passed: Frame | None = json.loads(line)
+            for change in changes:
+                if passed is None:
+                    break
+                what, _, which = change.partition(":")
+                passed, answer = told(what, which, passed)
+                if answer is not None:
+                    say(answer)
             if passed is not None:
                 to_cli.write(json.dumps(passed).encode() + b"\n")
                 to_cli.flush()
@@ -141,5 +152,8 @@ def main(real: str, how: str) -> None:
 
     threading.Thread(target=pass_on, daemon=True).start()
     for line in cli.stdout:
-        say(said(what, json.loads(line)))
+        frame = json.loads(line)
+        for change in changes:
+            frame = said(change, frame)
+        say(frame)
     os._exit(cli.wait())

@@ -55,21 +55,13 @@ CHANGES: dict[str, set[str]] = {
     "does not heal": {"heals_thinking"},
     "bare": {"login", "can_use_tool"},  # it has no tool Write
 }
-# Each costs five seconds of a processor: a start, a transcript and a request are always looked at.
-ALWAYS = {"no option", "broken parents", "lies:set_model"}
+# Each costs five seconds of a processor: a start, and a transcript and a request in one CLI, are always looked at.
+ALWAYS = ("no option",), ("broken parents", "lies:set_model")
 
 
 def failed(report: Report) -> set[str]:
     assert report.why is None, report
     return {str(one.name) for one in report.observed.values() if one.outcome == "failed"}
-
-
-async def test_a_cli_of_today_does_all_of_it(claude_2: Path, tmp_path: Path) -> None:
-    report = await check(claude_2, Settings(var=tmp_path))
-    assert {one.outcome for one in report.observed.values()} == {"ok"}, report
-    assert set(report.observed) == set(NAMES)
-    assert report.version.startswith("2.1.")
-    assert report.passed
 
 
 @pytest.mark.full
@@ -82,20 +74,24 @@ async def test_an_old_cli_does_what_is_expected_of_its_version(claude_1: Path, t
 
 
 @pytest.mark.parametrize(
-    "how", [how if how in ALWAYS else pytest.param(how, marks=pytest.mark.full) for how in CHANGES]
+    "how",
+    [*ALWAYS, *(pytest.param((one,), marks=pytest.mark.full) for one in CHANGES if (one,) not in ALWAYS)],
+    ids=" and ".join,
 )
-async def test_one_change_is_seen_as_what_it_is(how: str, claude_2: Path, tmp_path: Path) -> None:
-    report = await _run(tampered(claude_2, tmp_path / "bin", how), Settings(var=tmp_path))
-    assert failed(report) == CHANGES[how], report
-    assert report.passed != bool(CHANGES[how] & set(ESSENTIAL))
+async def test_each_change_is_seen_as_what_it_is(how: tuple[str, ...], claude_2: Path, tmp_path: Path) -> None:
+    report = await _run(tampered(claude_2, tmp_path / "bin", *how), Settings(var=tmp_path))
+    expected = set().union(*(CHANGES[one] for one in how))
+    assert failed(report) == expected, report
+    assert report.passed != bool(expected & set(ESSENTIAL))
     words = [one.detail for one in report.observed.values() if one.outcome == "failed"]
     assert all(words), report
 
 
-async def test_a_check_has_nothing_of_the_users_and_another_program_that_asks_its_provider_decides_nothing(
+async def test_a_cli_of_today_does_all_of_it_has_nothing_of_the_users_and_others_decide_nothing(
     claude_2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program: another user's, or a confined agent's shell. They reach every port of the machine."""
+    """Others that ask the check's provider: another user's programs, or a confined agent's shell. They reach every port
+    of the machine."""
     asked = 0
 
     async def asks() -> None:
@@ -123,7 +119,9 @@ async def test_a_check_has_nothing_of_the_users_and_another_program_that_asks_it
     assert not asking.done()
     asking.cancel()
     assert asked
-    assert failed(report) == set()
+    assert {one.outcome for one in report.observed.values()} == {"ok"}, report
+    assert set(report.observed) == set(NAMES)
+    assert report.version.startswith("2.1.")
     assert report.passed
     env = json.loads((tmp_path / "bin" / "environment").read_text())
     assert "the-users-own" not in env.values()
