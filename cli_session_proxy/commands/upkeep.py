@@ -71,6 +71,8 @@ class _ClaudeRecordChecks:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
 
     def is_sound(self, record: Record) -> bool:
+        if limits.is_dense(record.line.encode("utf-8", "surrogatepass")):
+            return False
         try:
             if not isinstance(limits.loads(record.line, limits.CLI_DEPTH), dict):
                 return False

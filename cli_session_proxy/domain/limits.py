@@ -25,6 +25,8 @@ CLI_DEPTH = 400
 # JSON values in one body, including the arguments of calls, which some wires send as text. 20,000 messages of one block
 # and their tools have 150,000; to receive so many from another process takes 30 ms.
 VALUES = 200_000
+# The same for a line of a transcript or of an export, and for a frame: more than twice as many as a body has.
+LINE_VALUES = 500_000
 # Messages in one body (items, contents, steps). 10,000 turns of a history; the context holds fewer.
 MESSAGES = 20_000
 # Tools in one request; OpenAI takes 128. An MCP tool costs the model about 200 tokens.
@@ -100,6 +102,29 @@ def holds_more(value: Any, most: int) -> bool:
         counted += sum(map(len, level))
         level = _within(level)
     return counted > most
+
+
+_BEFORE_VALUES = (b",", b"[", b"{")
+
+
+def most_values(raw: bytes) -> int:
+    """A quick upper bound for the JSON values in a text, without parsing: it also counts inside texts."""
+    return 1 + sum(map(raw.count, _BEFORE_VALUES))
+
+
+def values_in(raw: bytes) -> int:
+    """A closer upper bound: it counts outside of texts only."""
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = bare.count(b'"') // 2
+    if texts > 2 * LINE_VALUES:  # at most half of them are keys
+        return texts // 2
+    return most_values(b"".join(bare.split(b'"')[::2]))
+
+
+def is_dense(raw: bytes) -> bool:
+    """Whether this text has more than `LINE_VALUES` JSON values. In memory each takes 60 to 230 bytes: 60 MB of `{},`
+    took 1.7 GB. So others' lines are checked before they are parsed."""
+    return len(raw) > LINE_VALUES and most_values(raw) > LINE_VALUES and values_in(raw) > LINE_VALUES
 
 
 def characters(value: Any) -> int:

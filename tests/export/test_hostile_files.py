@@ -21,6 +21,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import upkeep, verifying
+from cli_session_proxy.domain.limits import LINE_VALUES
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
 from cli_session_proxy.export import incoming, shapes
@@ -342,6 +343,25 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
     sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
     path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
     await refused(settings, path, "nested")
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ((turn_line(tools=[{"input": [{}] * LINE_VALUES}]),), "line 2 has more than 500,000 JSON values"),
+        ((turn_line(), record_line(json.dumps({"a": [{}] * LINE_VALUES}))), "line 3: record"),
+        (
+            (turn_line(), {"item": {"id": "msg_1", "data": {"a": [[]] * LINE_VALUES}, "turn_id": None}}),
+            "line 3 has more than 500,000 JSON values",
+        ),
+    ],
+    ids=["turn", "record", "item"],
+)
+async def test_a_line_of_very_many_values_is_refused(
+    settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...], where: str
+) -> None:
+    """60 MB of `{},` in one line took 1.7 GB of memory."""
+    await refused(settings, sealed(tmp_path / "x.jsonl", *lines, session_line()), where)
 
 
 async def test_a_file_that_begins_with_half_a_character_is_refused(settings: Settings, tmp_path: Path) -> None:

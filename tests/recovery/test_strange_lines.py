@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.claude.transcript.entries import LINE_VALUES
+from cli_session_proxy.domain.limits import LINE_VALUES
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.settings import Settings
 from turnfault.provider.script import HeldReply

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
-from ..transcript.entries import BEFORE_VALUES, LINE_VALUES, is_dense, values_in
 from .capability import Capability
 
 # The longest line. A 3 MB answer is one line of 3 MB (2.1.329); a longer line is no answer of a model.
@@ -129,8 +128,8 @@ def parse(line: bytes) -> JSON | None:
 
     Raises FrameTooDeep and FrameTooDense: such a frame must not be skipped, the CLI may wait for an answer to it.
     """
-    if is_dense(line):
-        raise FrameTooDense(f"a line of more than {LINE_VALUES} values")
+    if limits.is_dense(line):
+        raise FrameTooDense(f"a line of more than {limits.LINE_VALUES} values")
     try:
         frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # never as UTF-16
     except limits.TooDeep as exc:
@@ -302,8 +301,8 @@ class Output(asyncio.Protocol):
         """Parse lines while the inbox has room. The rest stays buffered, and reading is paused."""
         while self._begun and self._lines and len(self._heard) < INBOX:
             printed = self._lines.popleft()
-            if sum(map(printed.count, BEFORE_VALUES)) > FEW_VALUES:
-                self._count(A_VALUE * max(0, values_in(printed) - FEW_VALUES))
+            if limits.most_values(printed) > FEW_VALUES:
+                self._count(A_VALUE * max(0, limits.values_in(printed) - FEW_VALUES))
                 if self.failure is not None:
                     break
             try:

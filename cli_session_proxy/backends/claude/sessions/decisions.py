@@ -303,8 +303,7 @@ def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Note
         code = _ATTACHMENTS.get(str(attachment.get("type"))) if isinstance(attachment, dict) else None
         if code is not None:
             counts[code] = counts.get(code, 0) + 1
-        content = data.get("message", {}).get("content") if data.get("type") == "user" and sent else None
-        for block in content if isinstance(content, list) else ():
+        for block in mending.blocks_of(data) if data.get("type") == "user" and sent else ():
             if block.get("type") == "image" and _data(block) not in sent:
                 counts["cli_changed_images"] = counts.get("cli_changed_images", 0) + 1
     return counts
@@ -329,5 +328,7 @@ def _model(record: Record) -> str | None:
     return model if isinstance(model, str) and model != SYNTHETIC_MODEL else None
 
 
-def _data(block: Block) -> object:
-    return (block.get("source") or {}).get("data")
+def _data(block: Block) -> str | None:
+    source = block.get("source")
+    data = source.get("data") if isinstance(source, dict) else None
+    return data if isinstance(data, str) else None

@@ -144,9 +144,6 @@ class Parsed:
 MORE_BYTES = 160 * 1024 * 1024
 MORE_LINES, BYTES_A_LINE = 200_000, 256
 MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
-# JSON values in one line: more than twice the limit of a body (`limits`).
-LINE_VALUES = 500_000
-BEFORE_VALUES = (b",", b"[", b"{")
 
 
 def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
@@ -156,16 +153,15 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
-    dense = sum(map(data.count, BEFORE_VALUES)) > values  # an upper bound: also counts inside texts
+    dense = limits.most_values(data) > values
     entries: list[Entry] = []
     broken = 0
     for raw in io.BytesIO(data):
         lines -= 1
-        if dense or (len(raw) > LINE_VALUES and sum(map(raw.count, BEFORE_VALUES)) > LINE_VALUES):
-            here = values_in(raw)
-            values -= here
-            if here > LINE_VALUES:
-                raise too_much(f"than {LINE_VALUES:,} values in one line")
+        if dense:
+            values -= limits.values_in(raw)
+        if limits.is_dense(raw):
+            raise too_much(f"than {limits.LINE_VALUES:,} values in one line")
         if lines < 0 or values < 0:
             raise too_much("lines, or values in them, than a CLI writes")
         if not raw.strip():
@@ -221,23 +217,6 @@ def _without_rewound(entries: Sequence[Entry], rewound: Collection[str]) -> tupl
                 last_compaction = len(remaining)
             remaining.append(entry)
     return [entry for entry in remaining if entry is not None], cut
-
-
-def values_in(raw: bytes) -> int:
-    """An upper bound for the JSON values in a line, without parsing: counts the characters before values outside of
-    texts."""
-    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    texts = bare.count(b'"') // 2
-    if texts > 2 * LINE_VALUES:  # at most half of them are keys
-        return texts // 2
-    outside = b"".join(bare.split(b'"')[::2])
-    return 1 + sum(map(outside.count, BEFORE_VALUES))
-
-
-def is_dense(raw: bytes) -> bool:
-    """Whether this line has more than `LINE_VALUES` JSON values."""
-    few = len(raw) <= LINE_VALUES or sum(map(raw.count, BEFORE_VALUES)) <= LINE_VALUES
-    return not few and values_in(raw) > LINE_VALUES
 
 
 def too_much(what: str) -> OSError:

@@ -96,7 +96,7 @@ def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
         if record.uuid is not None and (_may_hold(record, "images") or _may_hold(record, "documents")):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                for block in _blocks(_content(data)):
+                for block in _blocks(blocks_of(data)):
                     sha256 = _sha256(block)
                     if sha256 is not None and sha256 not in known:
                         yield record.uuid, sha256, block
@@ -223,7 +223,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
             continue
         original: JSON = json.loads(record.line)
         data = dict(original)
-        if fits and not data.get("isSidechain") and (content := _content(data)):
+        if fits and not data.get("isSidechain") and (content := blocks_of(data)):
             fitted_content = _with_replaced(content, lambda block: [instead.get(_sha256(block) or "", block)])
             data["message"] = {**data["message"], "content": fitted_content}
         if has_old_usage and isinstance(data.get("message"), dict) and "usage" in data["message"]:
@@ -231,10 +231,11 @@ def shown(records: Sequence[Record]) -> list[Record]:
         if relinks_first:
             data["parentUuid"], relinks_first = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
-            if data.get(name) in new_parents:
+            # The chain may hold records of any object: an earlier version's import did not check them.
+            if isinstance(data.get(name), str) and data[name] in new_parents:
                 data[name] = _remaining_ancestor(data[name], new_parents)
         emptied = False
-        if kinds and not data.get("isSidechain") and (content := _content(data)):
+        if kinds and not data.get("isSidechain") and (content := blocks_of(data)):
             removed = {block_type: kind for kind in kinds for block_type in _TYPES[kind]}
             left = _with_replaced(content, partial(_without, removed))
             emptied = not left
@@ -290,7 +291,7 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
         if record.uuid is not None and _may_hold(record, what):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                found += sum(str(block.get("type")) in _TYPES[what] for block in _blocks(_content(data)))
+                found += sum(str(block.get("type")) in _TYPES[what] for block in _blocks(blocks_of(data)))
     return found
 
 
@@ -340,7 +341,8 @@ def _sha256(block: Block) -> str | None:
     return hashlib.sha256(str(source.get("data", "")).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _content(data: JSON) -> list[Block]:
+def blocks_of(data: JSON) -> list[Block]:
+    """The blocks of a record's message."""
     message = data.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

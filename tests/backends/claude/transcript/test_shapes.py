@@ -182,6 +182,39 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
             list(ForeignTranscript(file).entries(lambda done, size: None))
 
 
+@given(st.lists(mostly(LINE), max_size=5), st.lists(st.none() | ID, min_size=5, max_size=5))
+def test_whatever_an_earlier_import_took_for_records_nothing_that_reads_them_fails(
+    lines: list[Any], uuids: list[str | None]
+) -> None:
+    """An import once took any object as a record of the path, under any uuid beside it."""
+    objects = [line for line in lines if isinstance(line, dict)]
+    records = [Record(json.dumps(line), uuid) for line, uuid in zip(objects, uuids, strict=False)]
+    asked = a_turn(1, frame_uuid="u0", session_id=SESSION)
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    marks = [
+        mending.leave_out("thinking"), mending.leave_out("images", "u1"), mending.fitted({}), mending.window("u1"),
+        mending.summary("words", "u1", "sonnet", "2026-01-01T00:00:00Z"),
+    ]  # fmt: skip
+    for decisions_taken in ([], *([mark] for mark in marks), marks):
+        shown = mending.shown([*records, *decisions_taken])
+        transcript.parse_records(shown)
+        transcript.in_strict_order([one.line for one in shown])
+        for kind in ("thinking", "images", "documents"):
+            mending.count(shown, kind), mending.since_first(shown, [kind]), mending.weight(shown, kind)
+    list(mending.media_of(records)), mending.mended_at_import(records), mending.head_of(records)
+    mending.was_refused(records, "images"), mending.window_of(records)
+    summaries._read(records, open_calls=True), seeing._seen([asked], records, records[:1])
+    decisions.own_repairs(records, [image]), decisions.of_other_models(records[:1], records[1:])
+    composing.without_invalid_thinking(records), composing.open_calls(transcript.parse_records(records).path)
+    scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
+    composing.with_partial_texts(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
+    composing.result_records(records, asked, {}, scribe, closed=True, uuid=None)
+    fitting = adoption.ImportFitting(lambda block: ("image_resized", {**image}))
+    fitting.records("t2", None, records), fitting.records("t3", "t2", records)
+    for one in records:
+        transcript.with_session_id(one.line, SESSION), transcript.files.is_file(one), transcript.files.is_sound(one)
+
+
 def _known() -> list[Record]:
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
     return [scribe.record(Message.user("words"), "sonnet", record_uuid="u0")]

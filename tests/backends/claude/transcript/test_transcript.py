@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe, comparing, entries
-from cli_session_proxy.backends.claude.transcript.entries import TooMuchAppended, values_in
-from cli_session_proxy.domain.limits import VALUES
+from cli_session_proxy.backends.claude.transcript.entries import TooMuchAppended
+from cli_session_proxy.domain.limits import LINE_VALUES, VALUES, values_in
 from cli_session_proxy.domain.models import Block, FileMark, Message, Record
 
 SESSION = "11111111-1111-4111-8111-111111111111"
@@ -441,8 +441,8 @@ def _of(size: int, line: bytes) -> bytes:
 
 
 TOO_MUCH = {
-    "a line of very many values": b'{"a":[' + _of(3 * entries.LINE_VALUES, b"[],") + b"[]]}\n",
-    "a line of very many texts": b'{"a":[' + _of(12 * entries.LINE_VALUES, b'"",') + b'""]}\n',
+    "a line of very many values": b'{"a":[' + _of(3 * LINE_VALUES, b"[],") + b"[]]}\n",
+    "a line of very many texts": b'{"a":[' + _of(12 * LINE_VALUES, b'"",') + b'""]}\n',
     "very many values in all": _of(12 * entries.MORE_VALUES, b'{"a":[' + _of(3000, b"[],") + b"[]]}\n"),
     "very many lines": _of(6 * entries.MORE_LINES, b"{}\n"),
     "very many empty lines": _of(6 * entries.MORE_LINES, b"\n"),
