@@ -8,7 +8,7 @@ made from the domain's records; only stricter rules are written here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ from pydantic import (
     create_model,
 )
 
+from ..domain import blocks
 from ..domain.approvals import Approval
 from ..domain.evidence import CacheMiss, Evidence, Note, Repair, StreamCut
 from ..domain.forms import Recorded
@@ -69,28 +70,10 @@ class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-# What a wire reads of a block of each type, and of the source of an image or a document.
-_IN_BLOCK: dict[str, dict[str, type]] = {
-    "text": {"text": str}, "thinking": {"thinking": str}, "tool_use": {"id": str, "name": str, "input": dict},
-    "tool_result": {"tool_use_id": str}, "image": {"source": dict}, "document": {"source": dict},
-}  # fmt: skip
-_IN_SOURCE: dict[str, type] = {"type": str, "media_type": str, "data": str}
-
-
 def _block(value: Any) -> Any:
-    if isinstance(value, dict):
-        kind = str(value.get("type"))
-        _holds(kind, value, {"type": str, **_IN_BLOCK.get(kind, {})})
-        if kind in ("image", "document"):
-            by_url = kind == "image" and value["source"].get("type") == "url"
-            _holds("source", value["source"], {"url": str} if by_url else _IN_SOURCE)
+    if isinstance(value, dict) and (wrong := blocks.fault(value)) is not None:
+        raise ValueError(wrong)
     return value
-
-
-def _holds(what: str, value: JSON, types: Mapping[str, type]) -> None:
-    wrong = next((name for name, kind in types.items() if not isinstance(value.get(name), kind)), None)
-    if wrong is not None:
-        raise ValueError(f"{what}.{wrong} is missing, or no {types[wrong].__name__}")
 
 
 Block = Annotated[JSON, BeforeValidator(_block)]
@@ -135,6 +118,21 @@ class StoredErrorShape(_Shape):
 
 
 class CallShape(_Shape):
+    """What readers use of `Turn.call`."""
+
+    store: bool | None = None
+    background: bool | None = None
+    deleted: bool | None = None
+    summaries: bool | None = None
+    conversation: str | None = None
+    system_sent: list[str] = []
+    system_items: list[str] = []
+    custom: list[str] = []
+    tools: list[JSON] = []
+    brought: Count = 0
+    shapes: dict[str, Annotated[list[str], Field(min_length=3, max_length=3)]] = {}
+    echo: JSON = {}
+    format: JSON = {}
     shown: list[str] | None = None
     behind: TurnId | None = None
     beside: list[str] = []

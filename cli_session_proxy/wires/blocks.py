@@ -80,6 +80,12 @@ def document(source: Block, title: str | None) -> Block:
     return {"type": "document", "source": source, **named}
 
 
+def in_base64(source: Block) -> str:
+    """The data of an image's or document's source, which may be a text."""
+    data: str = source["data"]
+    return data if source["type"] == "base64" else base64.b64encode(data.encode("utf-8", "surrogatepass")).decode()
+
+
 def named_file(data: str, name: str | None, param: str) -> Block:
     """A file of OpenAI's wires: a data URL, or base64 whose type follows from its name. Raises `InvalidRequest`."""
     head = _DATA_URL.match(data)
@@ -149,7 +155,8 @@ def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Ite
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:
-            if block["type"] == "image" or block.get("source", {}).get("type") == "base64":
+            kind, source = block["type"], block.get("source")
+            if kind == "image" or (kind == "document" and isinstance(source, dict) and source["type"] == "base64"):
                 tokens += TOKENS_PER_IMAGE  # or one page of a PDF
                 continue
             text = block.get(block["type"])

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
+from ...domain import blocks
 from ...domain.evidence import NOTHING, Evidence
 from ...domain.forms import ImageCutter, ImagePlace, restore
 from ...domain.models import (
@@ -61,7 +62,9 @@ TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs
 _INDEX_OF = {name: at for at, name in enumerate(Turn.__slots__)}
 _WITH_IMAGES = len(_INDEX_OF) + 1
 TURN = (*(turns.c[name] for name in _INDEX_OF), turns.c.images, turns.c.bytes)
-_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_INDEX_OF)
+_INPUT, _OUTPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter(
+    "input", "output", "placed", "options", "evidence", "usage"
+)(_INDEX_OF)
 _FALLBACK, _LIMIT_WAIT = _INDEX_OF["fallback"], _INDEX_OF["limit_wait"]
 _LISTS = itemgetter("output", "tools", "attempts")(_INDEX_OF)
 _OBJECTS = itemgetter("timings", "error", "call")(_INDEX_OF)
@@ -198,6 +201,7 @@ def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
             values[_INDEX_OF[name]] = restore(values[_INDEX_OF[name]], cut, known)
     for at in _LISTS:
         values[at] = tuple(map(dict, loads(values[at])))
+    values[_OUTPUT] = blocks.all_sound(values[_OUTPUT])
     for at in _OBJECTS:
         if values[at] is not None:
             values[at] = dict(loads(values[at]))
@@ -205,7 +209,7 @@ def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
         if values[at] is not None:
             values[at] = loads(values[at])
     options = values[_OPTIONS]
-    values[_INPUT] = tuple(map(Message.from_json, loads(values[_INPUT])))
+    values[_INPUT] = _messages(values[_INPUT])
     values[_PLACED] = _placed(values[_PLACED])
     values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
     values[_EVIDENCE] = _evidence(values[_EVIDENCE])
@@ -217,6 +221,11 @@ def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
     for name, value in changed.items():
         values[_INDEX_OF[name]] = value
     return Turn(*values)
+
+
+def _messages(text: str) -> tuple[Message, ...]:
+    read = map(Message.from_json, loads(text))
+    return tuple(Message(message.role, blocks.all_sound(message.content)) for message in read)
 
 
 def damaged_turn(row: Row[Any], damage: DamagedRow) -> Turn:
@@ -252,7 +261,7 @@ def _common_evidence(text: str) -> Evidence:
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
     turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
-    known = tuple(map(Message.from_json, loads(asked))), _evidence(evidence), tuple(loads(attempts))
+    known = _messages(asked), _evidence(evidence), tuple(loads(attempts))
     return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import BY_DATA, base64_file, base64_image, is_web_address
+from ..blocks import BY_DATA, base64_file, base64_image, in_base64, is_web_address
 from ..conversation import checked_conversation, tool_result, without_blank_texts
 from ..fields import Part, objects, optional, required, wrong_type
 from ..google import standard_base64
@@ -140,7 +140,7 @@ def step_of(block: Block, *, summaries: bool) -> JSON | None:
 
 def signature(signed: str) -> str:
     """In base64, as in Google's types."""
-    return base64.b64encode(signed.encode()).decode()
+    return base64.b64encode(signed.encode("utf-8", "surrogatepass")).decode()
 
 
 def input_steps(turn: Turn) -> list[JSON]:
@@ -157,9 +157,8 @@ def _shown(blocks: Iterable[Block]) -> list[JSON]:
             else:
                 shown.append({"type": "image", "mime_type": source["media_type"], "data": source["data"]})
         elif block["type"] == "document":
-            source, data = block["source"], block["source"]["data"]
-            encoded = data if source["type"] == "base64" else base64.b64encode(data.encode()).decode()
-            shown.append({"type": "document", "mime_type": source["media_type"], "data": encoded})
+            source = block["source"]
+            shown.append({"type": "document", "mime_type": source["media_type"], "data": in_base64(source)})
         else:
             text = block["text"] if block["type"] == "text" else json.dumps(block, ensure_ascii=False)
             shown.append({"type": "text", "text": text})

@@ -5,7 +5,6 @@ Ids of a turn's items are derived from the turn's id: `msg_<turn>_in0`, `msg_<tu
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.system_prompts import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import image_block
+from ..blocks import image_block, in_base64
 from ..conversation import Reader, read_content, read_text, tool_result
 from ..fields import arguments, checked_arguments, objects, optional, required, wrong_type
 from ..openai import read_file
@@ -183,7 +182,9 @@ class ConversationItem:
         """The text, if it is a system or developer item outside of the messages."""
         if self.message is not None or self.item.get("role") not in ("system", "developer"):
             return None
-        return "".join(str(part.get("text", "")) for part in self.item["content"])
+        parts = self.item.get("content")
+        texts = (part.get("text") for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 NO_ITEMS: Mapping[str, Item] = {}
@@ -253,7 +254,7 @@ def input_entries(turn: Turn, own_items: Mapping[str, Item] = NO_ITEMS) -> list[
     ids, beside = _ids(turn, "input"), call.get("beside", ())
     if "shown" in call:  # a turn of 0.1
         known = [item_id for item_id in call["shown"] if item_id in own_items]
-        ids = [item_id for item_id in known if read([own_items[item_id].data]).messages]
+        ids = [item_id for item_id in known if entry_of(own_items[item_id]).message]
         beside = [item_id for item_id in known if item_id not in ids]
     entries = [ConversationItem(own_items[item_id].data, None) for item_id in beside if item_id in own_items]
     key = hex_of(turn.id)
@@ -303,8 +304,7 @@ def _input_part(block: Block) -> JSON:
         return {"type": "input_text", "text": block["text"]}
     source = block["source"]
     if block["type"] == "document":
-        data = source["data"] if source["type"] == "base64" else base64.b64encode(source["data"].encode()).decode()
-        given = f"data:{source['media_type']};base64,{data}"
+        given = f"data:{source['media_type']};base64,{in_base64(source)}"
         return {"type": "input_file", "file_data": given, "filename": block.get("title"), "file_id": None}
     url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
     return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
@@ -314,8 +314,11 @@ def _input_part(block: Block) -> JSON:
 
 
 def entry_of(item: Item) -> ConversationItem:
-    """A client's own item with its message."""
-    messages = read([item.data], "items").messages
+    """A client's own item with its message. Without one if no client could have sent it: imports take any object."""
+    try:
+        messages = read([item.data], "items").messages
+    except InvalidRequest:
+        messages = ()
     return ConversationItem(item.data, messages[0] if messages else None)
 
 

@@ -1,0 +1,66 @@
+"""What every reader of a stored block relies on. Pure.
+
+Blocks come from clients, from the CLI, and from imports; earlier versions imported them unchecked. A block of an
+unknown type is fine, as a newer model may say one: readers leave it out, or show it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .models import JSON, Block
+
+# By a block's type, the fields that it must have.
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "text": {"text": str}, "thinking": {"thinking": str}, "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str}, "image": {"source": dict}, "document": {"source": dict},
+}  # fmt: skip
+_OF_SOURCE: Mapping[str, type] = {"type": str, "media_type": str, "data": str}
+_OF_URL: Mapping[str, type] = {"url": str}
+# Fields that it may have.
+_OPTIONAL: Mapping[str, type] = {"signature": str, "title": str}
+
+
+def fault(block: JSON) -> str | None:
+    """Why readers cannot show this block; None if they can. The blocks in a result are not looked at."""
+    kind = block.get("type")
+    if not isinstance(kind, str):
+        return "a block's type is no str"
+    if (wrong := _missing(block, _FIELDS.get(kind, {}))) is not None:
+        return f"{kind}.{wrong}"
+    for name, type_ in _OPTIONAL.items():
+        if block.get(name) is not None and kind in _FIELDS and not isinstance(block[name], type_):
+            return f"{kind}.{name} is no {type_.__name__}"
+    if kind in ("image", "document"):
+        by_url = kind == "image" and block["source"].get("type") == "url"
+        if (wrong := _missing(block["source"], _OF_URL if by_url else _OF_SOURCE)) is not None:
+            return f"source.{wrong}"
+    return None
+
+
+def _missing(value: JSON, types: Mapping[str, type]) -> str | None:
+    wrong = (name for name, type_ in types.items() if not isinstance(value.get(name), type_))
+    return next((f"{name} is missing, or no {types[name].__name__}" for name in wrong), None)
+
+
+def sound(block: Block) -> Block:
+    """The block or, if readers could not show it, a text that says so. Also for the blocks in a result."""
+    if type(block.get("text")) is str and block.get("type") == "text":  # nearly every block
+        return block
+    if (wrong := fault(block)) is not None:
+        return _instead(wrong)
+    content = block.get("content")
+    if block["type"] != "tool_result" or content is None or isinstance(content, str):
+        return block
+    if not isinstance(content, list):
+        return {**block, "content": [_instead("the content of a result is no text and no list")]}
+    inner = [sound(one) if isinstance(one, dict) else _instead("it is no object") for one in content]
+    return block if inner == content else {**block, "content": inner}
+
+
+def all_sound(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    return tuple(map(sound, blocks))
+
+
+def _instead(why: str) -> Block:
+    return {"type": "text", "text": f"[a block that cannot be shown: {why}]"}
