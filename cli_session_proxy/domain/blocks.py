@@ -21,34 +21,33 @@ _OF_URL: Mapping[str, type] = {"url": str}
 _OPTIONAL: Mapping[str, type] = {"signature": str, "title": str}
 
 
-def fault(block: JSON) -> str | None:
-    """Why readers cannot show this block; None if they can. The blocks in a result are not looked at."""
-    kind = block.get("type")
-    if not isinstance(kind, str):
-        return "a block's type is no str"
-    if (wrong := _missing(block, _FIELDS.get(kind, {}))) is not None:
-        return f"{kind}.{wrong}"
-    for name, type_ in _OPTIONAL.items():
-        if block.get(name) is not None and kind in _FIELDS and not isinstance(block[name], type_):
-            return f"{kind}.{name} is no {type_.__name__}"
+def check(block: JSON) -> JSON:
+    """The block. Raises `ValueError` if readers cannot show it. The blocks in a result are not looked at."""
+    _holds("block", block, {"type": str})
+    kind = block["type"]
+    _holds(kind, block, _FIELDS.get(kind, {}))
+    if kind in _FIELDS:
+        _holds(kind, block, {name: type_ for name, type_ in _OPTIONAL.items() if block.get(name) is not None})
     if kind in ("image", "document"):
         by_url = kind == "image" and block["source"].get("type") == "url"
-        if (wrong := _missing(block["source"], _OF_URL if by_url else _OF_SOURCE)) is not None:
-            return f"source.{wrong}"
-    return None
+        _holds("source", block["source"], _OF_URL if by_url else _OF_SOURCE)
+    return block
 
 
-def _missing(value: JSON, types: Mapping[str, type]) -> str | None:
-    wrong = (name for name, type_ in types.items() if not isinstance(value.get(name), type_))
-    return next((f"{name} is missing, or no {types[name].__name__}" for name in wrong), None)
+def _holds(what: str, value: JSON, types: Mapping[str, type]) -> None:
+    wrong = next((name for name, type_ in types.items() if not isinstance(value.get(name), type_)), None)
+    if wrong is not None:
+        raise ValueError(f"{what}.{wrong} is missing, or no {types[wrong].__name__}")
 
 
 def sound(block: Block) -> Block:
     """The block or, if readers could not show it, a text that says so. Also for the blocks in a result."""
     if type(block.get("text")) is str and block.get("type") == "text":  # nearly every block
         return block
-    if (wrong := fault(block)) is not None:
-        return _instead(wrong)
+    try:
+        check(block)
+    except ValueError as exc:
+        return _instead(str(exc))
     content = block.get("content")
     if block["type"] != "tool_result" or content is None or isinstance(content, str):
         return block

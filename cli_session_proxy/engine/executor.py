@@ -356,7 +356,7 @@ class Executor:
         if parent is not None:
             if parent.evidence.brought is None:
                 return None
-            if not all(turn.evidence.brought is not None for turn in await self.store.path(parent.id)):
+            if not all(turn.evidence.brought is not None for turn in await self.store.path_texts(parent.id)):
                 return None
         return await recall(memory, attempt.agent)
 

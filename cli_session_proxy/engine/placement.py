@@ -299,7 +299,7 @@ class Placement:
         path_records = await self._store.records(ancestor.id) if ancestor else []
         as_sent = await self._aside.thread(lambda: lineage.past(imported))
         has_calls = any(calls_of(exchange.output) for exchange in as_sent)
-        path = await self._store.path(ancestor.id) if ancestor and has_calls else []
+        path = await self._store.path_texts(ancestor.id) if ancestor and has_calls else []
         exchanges = await self._aside.thread(lambda: client_tools.with_unique_ids(as_sent, path))
         fitted = [await fitting.fit(exchange) for exchange in exchanges]
         records = self._backend.history_records(agent, ancestor, path_records, fitted, turn.model)

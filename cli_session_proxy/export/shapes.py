@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origi
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -70,13 +69,7 @@ class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-def _block(value: Any) -> Any:
-    if isinstance(value, dict) and (wrong := blocks.fault(value)) is not None:
-        raise ValueError(wrong)
-    return value
-
-
-Block = Annotated[JSON, BeforeValidator(_block)]
+Block = Annotated[JSON, AfterValidator(blocks.check)]
 
 
 class RepairShape(_Shape):

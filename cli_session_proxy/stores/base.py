@@ -611,6 +611,10 @@ class Paths(Protocol):
     async def path(self, turn_id: str) -> list[Turn]:
         """The turns from the root to this one. O(depth): not for the warm path. Raises `ContextTooLong`."""
 
+    async def path_texts(self, turn_id: str, most: int | None = None) -> list[Turn]:
+        """The same, with empty data in images and documents. Raises `ContextTooLong` before it reads more than `most`
+        characters of messages (None: as many as `path` reads)."""
+
     async def children(self, turn_id: str) -> list[tuple[str, Status]]:
         """The id and the status of each, in the order of acceptance."""
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from cli_session_proxy.domain.models import Link
+from cli_session_proxy.errors import ContextTooLong
 from cli_session_proxy.stores.base import Tree, TurnOutline
 
 from .samples import (
@@ -124,6 +125,8 @@ async def a_path_is_one_branch_of_the_tree(factory: StoreFactory) -> None:
         for turn_id, parent in (("t1", None), ("t2", "t1"), ("t3", "t1"), ("t4", "t3")):
             await complete(store, agent, turn_id, parent)
         assert [turn.id for turn in await store.path("t4")] == ["t1", "t3", "t4"]
+        assert [turn.id for turn in await store.path_texts("t4")] == ["t1", "t3", "t4"]
+        assert isinstance(await raised(store.path_texts("t4", 10)), ContextTooLong)
         assert [record.line for record in await store.records("t4")] == [f'{{"r": "{n}"}}' for n in ("t1", "t3", "t4")]
         assert await store.children("t1") == [("t2", "completed"), ("t3", "completed")]
         assert await store.path("none") == []

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cli_session_proxy.domain.forms import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.errors import ContextTooLong
-from cli_session_proxy.stores.sql import reading
+from cli_session_proxy.stores.sql import reading, rows
 from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import a_commit, a_turn, accepted, an_agent, opened, turn_of
@@ -141,6 +141,10 @@ async def test_images_count_where_they_are_put_back(tmp_path: Path, monkeypatch:
         outlines, following = await store._db.read(partial(reading.page_of_outlines, agent_key=agent.key, after_seq=0))
         assert (len(outlines), following) == (4, None)
         assert len(await store.path("t3")) == len(await store.records("t3")) == 4
+        with monkeypatch.context() as only:  # texts are read without the images
+            only.setattr(rows, "load_images", None)
+            texts = await store.path_texts("t3")
+        assert [turn.input[0].content[0]["source"]["data"] for turn in texts] == [""] * 4
         monkeypatch.setattr(reading, "MOST_OF_A_PATH", 20_000)
         assert len(await store.records("t0")) == 1
         for read in (store.path, store.records):

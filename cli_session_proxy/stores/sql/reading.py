@@ -524,7 +524,22 @@ def path(conn: Connection, turn_id: str) -> list[Turn]:
     # Their `bytes` are those of the records, too.
     sizes = rows.with_images(conn, conn.execute(select(turns.c.bytes, turns.c.images).join(above, on)))
     _refuse_larger(sum(sizes), 2 * MOST_OF_A_PATH, "turns and records")
-    found = {turn.id: turn for turn in _turns(conn, _TURN.join(above, on))}
+    return _on_path(turn_id, _turns(conn, _TURN.join(above, on)))
+
+
+def path_texts(conn: Connection, turn_id: str, most: int | None = None) -> list[Turn]:
+    above = _ancestors(turn_id)
+    on = above.c.id == turns.c.id
+    characters = func.sum(func.length(turns.c.input) + func.length(turns.c.output))
+    _refuse_larger(
+        conn.scalar(select(characters).select_from(turns).join(above, on)) or 0, most or MOST_OF_A_PATH, "messages"
+    )
+    found = conn.execute(_TURN.join(above, on)).all()
+    return _on_path(turn_id, [rows.turn(row, conn, images=False) for row in found])
+
+
+def _on_path(turn_id: str, of_turns: Iterable[Turn]) -> list[Turn]:
+    found = {turn.id: turn for turn in of_turns}
     return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
 
 

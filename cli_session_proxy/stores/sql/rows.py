@@ -192,9 +192,10 @@ def loaded_turns(conn: Connection, of_turns: Iterable[Row[Any]], **changed: Any)
 
 
 @reads(*TURN)
-def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
+def turn(row: Row[Any], /, conn: Connection, *, images: bool = True, **changed: Any) -> Turn:
+    """`images`: whether they are put back. Without them their `data` is empty."""
     *values, cut_out = row[:_WITH_IMAGES]
-    if cut_out is not None:
+    if images and cut_out is not None:
         places = loads(cut_out)
         known = load_images(conn, (sha for part in places.values() for _, sha in part))
         for name, cut in places.items():

@@ -135,6 +135,7 @@ class SqlStore(Store):
     children = _read(reading.children)
     ancestors = _read(reading.ancestors)
     path = _read(reading.path)
+    path_texts = _read(reading.path_texts)
     records = _read(reading.path_records)
     own_records = _read(reading.own_records)
     page = _read(reading.page)

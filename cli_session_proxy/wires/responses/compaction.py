@@ -21,6 +21,8 @@ from ..fields import optional
 _PREFIX = "csp1:"
 # The largest decompressed item: a small item must not become huge.
 LARGEST = 32 * 1024 * 1024
+# Characters of JSON that are read for it: thinking, which is not part of it, may be longer than the words.
+MOST_READ = 4 * LARGEST
 UNKNOWN = "The earlier part of this conversation was compacted by another service and cannot be read here."
 
 

@@ -82,7 +82,8 @@ class ResponsesRoutes:
         """The conversation as one item, which replaces it in a later input. No model is asked."""
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
-        path = await self._engine.store.path(parent.id) if parent is not None else []
+        store = self._engine.store
+        path = await store.path_texts(parent.id, compaction.MOST_READ) if parent is not None else []
         messages = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
         messages += call.request.messages
         usage = responses.usage(Usage())

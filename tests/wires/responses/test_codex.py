@@ -9,6 +9,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ContextTooLong, InvalidRequest
+from cli_session_proxy.stores.sql import reading
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.responses import body as responses
 from cli_session_proxy.wires.responses import compaction
@@ -182,6 +183,18 @@ async def test_a_conversation_becomes_one_item_that_stands_for_it(door: Door, up
     assert "the colour is teal" in json.dumps(upstream.requests[-1].messages)
     by_id = await door.http.post("/v1/responses/compact", json={"model": "sonnet", "previous_response_id": first["id"]})
     assert by_id.json()["output"][0]["type"] == "compaction"
+
+
+async def test_a_conversation_is_refused_before_it_is_read_for_one_item(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 MiB were read before an item of 32 MiB was refused."""
+    body: JSON = {"model": "sonnet", "input": "hello"}
+    first = (await door.http.post("/v1/responses", json=body)).json()
+    monkeypatch.setattr(compaction, "MOST_READ", 10)
+    monkeypatch.setattr(reading, "_on_path", None)
+    made = await door.http.post("/v1/responses/compact", json={**body, "previous_response_id": first["id"]})
+    assert (made.status_code, made.json()["error"]["code"]) == (400, "context_too_long")
 
 
 def test_a_conversation_that_one_item_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ async def seen(store: Store, turn: Turn) -> RequestSeen | None:
     """None for a turn without an answer or records. Takes time in proportion to the path's length."""
     if turn.status not in ANSWERED or not await store.own_records(turn.id):
         return None
-    path = await store.path(turn.id)
+    path = await store.path_texts(turn.id)
     records = await paths.shown(store, turn.id)
     before = await paths.shown(store, turn.parent_id) if turn.parent_id is not None else ()
     return await asyncio.to_thread(_seen, path, records, before)

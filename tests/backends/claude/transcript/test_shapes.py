@@ -209,7 +209,7 @@ def test_whatever_an_earlier_import_took_for_records_nothing_that_reads_them_fai
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
     composing.with_partial_texts(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
     composing.result_records(records, asked, {}, scribe, closed=True, uuid=None)
-    fitting = adoption.ImportFitting(lambda block: ("image_resized", {**image}))
+    fitting = adoption.ImportFitting(lambda _: ("images_made_smaller", {**image}))
     fitting.records("t2", None, records), fitting.records("t3", "t2", records)
     for one in records:
         transcript.with_session_id(one.line, SESSION), transcript.files.is_file(one), transcript.files.is_sound(one)
