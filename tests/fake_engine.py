@@ -25,6 +25,7 @@ from cli_session_proxy.engine.budgets import Budgets
 from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.held import Holds
 
 
 @dataclass
@@ -100,6 +101,7 @@ class FakeEngine:
         self.threads: set[str] = set()
         self.starts = self.stops = 0
         self.observers: list[object] = []
+        self.holds = Holds()
         self.plan = SimpleNamespace(now=lambda: None)  # no subscription
 
     async def start(self) -> None:

@@ -32,6 +32,7 @@ from cli_session_proxy.engine.engine import Engine, HasLeft
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import BudgetSettings
 from cli_session_proxy.stores.base import Store, TurnOutline
+from cli_session_proxy.stores.held import Holds
 
 # An event of a script: something to tell, an error to raise, or something to wait for.
 Step = TurnEvent | Exception | asyncio.Event
@@ -170,6 +171,7 @@ class FakeEngine:
         self.observers: list[object] = []
         self.budgets = Budgets(BudgetSettings())
         self.registry = None  # there is nothing beside the store
+        self.holds = Holds()
         self.plan = SimpleNamespace(now=lambda: None)  # no subscription
 
     def kill(self) -> None:

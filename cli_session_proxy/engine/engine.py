@@ -60,6 +60,7 @@ from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, OWNERS_SHARE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
+from ..stores.held import Holds
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, apart, awake_clock, survived, uninterrupted
 from .approvals import Question
@@ -137,6 +138,7 @@ class Engine:
         self.ready = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, Elsewhere))
         # No more slots than processes: a turn with a slot gets a process at once, if need be in place of an idle one.
+        self.holds = Holds()
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self.budgets = Budgets(settings.budgets)
@@ -203,6 +205,7 @@ class Engine:
             place_composed=self._placement.place_composed,
             budgets=self.budgets.of,
             plan=self.plan,
+            holds=self.holds,
         )
 
     # --- life

@@ -69,6 +69,7 @@ from ..errors import (
 )
 from ..git_memory.attempts import recall
 from ..settings import Settings
+from ..stores import held
 from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, MirroredLines, PathChanged, Store
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
@@ -122,6 +123,7 @@ class Executor:
         place_composed: PlaceComposed,
         budgets: BudgetsOf,
         plan: PlanWatch,
+        holds: held.Holds,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -135,6 +137,7 @@ class Executor:
         self._place_composed = place_composed
         self._budgets = budgets
         self._plan = plan
+        self._holds = holds
         self.approvals = Approvals()
         limit = f"{settings.turn_timeout:g} s"
         self.too_long = f"the turn took longer than {limit}; send it again, or raise turn_timeout"
@@ -169,7 +172,8 @@ class Executor:
                 async with Limited(deadline, self.too_long):
                     if again:  # the last attempt may have changed the session
                         state = await self._state(lease, live.turn.parent_id, at_head=at_head)
-                    end = await self._get_answer(attempt, state, deadline)
+                    with self._holds.hold(state.agent.owner):
+                        end = await self._get_answer(attempt, state, deadline)
                 storing = self._store_refusal(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
                 await uninterrupted(self._own(storing))
                 return None
@@ -322,6 +326,7 @@ class Executor:
             exchange = attempt.exchange = await self._prepare(attempt, job)
             await self._begin(attempt, job, exchange, home)
             attempt.live.limit_over()
+            held.release()  # the CLI has it now
         except StoreUnavailable as exc:
             raise not_run(exc) from exc
         end = await self._receive(attempt, exchange, deadline)

@@ -24,6 +24,7 @@ from ..engine.live import RESTART, TRACE_CONTEXT
 from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, Unauthorized
 from ..sandbox import LOCAL_OWNER
+from ..stores.held import Holds
 from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
@@ -79,6 +80,7 @@ class Gate:
         origins: Origins,
         keys: Keys,
         bounds: Bounds,
+        holds: Holds,
         relay: Relay | None = None,
         plan: Callable[[], Plan | None] = lambda: None,
         audit: Audit | None = None,
@@ -88,6 +90,7 @@ class Gate:
         self._origins = origins
         self._keys = keys if keys else None
         self._bounds = bounds
+        self._holds = holds
         self._plan = plan
         self._audit = audit
         self._relay = relay
@@ -195,7 +198,8 @@ class Gate:
             if (connection := scope.get("extensions", {}).get(CLOSED)) is not None:
                 connection["admitted"] = True  # the stricter limits for clients without a key end here
             bounds = self._bounds if forwarded_for is None else self._unlimited
-            with bounds.request(inner["state"]["owner"]) as hold:
+            owner = inner["state"]["owner"]
+            with bounds.request(owner) as hold, self._holds.hold(owner):
                 inner["state"]["held"] = hold
                 if self._relay is None:
                     await self._app(inner, receive, send_answer)

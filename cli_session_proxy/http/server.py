@@ -98,8 +98,8 @@ def create_app(
     routed = Exact(ExceptionMiddleware(app.router, app.exception_handlers), app.routes)
     bounds = Bounds.of(settings)
     app.middleware_stack = Gate(
-        routed, wires=table, origins=origins, keys=keys, bounds=bounds, relay=relay, plan=engine.plan.now,
-        audit=audit_of(settings),
+        routed, wires=table, origins=origins, keys=keys, bounds=bounds, holds=engine.holds, relay=relay,
+        plan=engine.plan.now, audit=audit_of(settings),
     )  # fmt: skip
     return app
 

@@ -20,6 +20,7 @@ from cli_session_proxy.http import connection, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.http.ui import routes as ui
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores import held
 from cli_session_proxy.stores.sql import reading, side_data
 from cli_session_proxy.wires import asgi
 from cli_session_proxy.wires.asgi import Address
@@ -81,12 +82,14 @@ def test_every_error_is_named_with_its_status() -> None:
 def test_every_limit_is_stated_as_it_is_enforced() -> None:
     mib = 1024 * 1024
     enforced: list[list[float]] = [
-        [limits.DEPTH, limits.VALUES], [limits.MESSAGES], [side_data.MOST_WRITTEN], [1, ui.PAGE_BYTES], [limits.TOOLS],
+        [limits.DEPTH, limits.VALUES], [limits.LINE_VALUES], [limits.MESSAGES],
+        [side_data.MOST_WRITTEN], [1, ui.PAGE_BYTES], [limits.TOOLS],
         [limits.SCHEMA_VALUES], [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
         [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
-        [entries.MAX_BYTES], [attempt.MOST_ANSWER, attempt.MOST_TOOL_TEXT],
+        [entries.MAX_BYTES], [held.UNCOUNTED, held.MOST_OF_AN_OWNER, held.MOST, held.PATIENCE],
+        [attempt.MOST_ANSWER, attempt.MOST_TOOL_TEXT],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}

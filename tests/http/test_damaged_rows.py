@@ -15,13 +15,13 @@ import pytest
 
 from cli_session_proxy.domain.limits import no_constant
 from cli_session_proxy.domain.models import Record
-from cli_session_proxy.errors import DamagedRow
+from cli_session_proxy.errors import DamagedRow, UpstreamError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import damaged
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import a_commit, a_turn, accepted, an_agent, opened
 
-from ..engine.test_core import core
+from ..engine.test_core import Model, core
 from ..serving import serving
 from ..talking import ask, events
 from .cluster import cluster
@@ -131,6 +131,35 @@ async def test_a_damaged_agent_is_named_and_hides_no_other(
         damage(settings, f"UPDATE agents SET {column} = ? WHERE agent_id = ?", value, DAMAGED)
         await the_others_are_shown(url)
         assert [row for row in named(caplog) if row.startswith("agents with key '2': ") and row.endswith(column)]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("agents", "named", "yesterday"),
+        ("agents", "head", b"x"),
+        ("agents", "created_at", math.inf),
+        ("turns", "id", b"x"),
+    ],
+)
+async def test_a_damaged_row_of_an_agent_that_needs_attention_is_named_on_the_overview(
+    settings: Settings, caplog: pytest.LogCaptureFixture, table: str, column: str, value: Any
+) -> None:
+    model = Model()
+    async with core(settings, model) as (engine, _), serving(engine, settings) as url:
+        for agent in (SOUND, DAMAGED):
+            model.faults = [UpstreamError("no")]
+            with pytest.raises(UpstreamError):
+                await ask(engine, "one", agent=agent)
+        damage(settings, f"UPDATE {table} SET {column} = ? WHERE {'key' if table == 'agents' else 'seq'} = ?", value, 2)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            answer = await http.get("/overview?wait=0")
+        assert answer.status_code == 200, answer.text
+        shown = {row["agent_id"]: row["title"] for row in answer.json()["attention"]}
+        assert shown.pop(SOUND) == SOUND
+        assert len(named(caplog)) == 1
+        if table == "agents":
+            assert f"agents with key '2': {column}" in shown[""]
 
 
 BESIDE = {

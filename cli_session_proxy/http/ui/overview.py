@@ -13,7 +13,7 @@ from ...backends.base import Login
 from ...domain import times
 from ...domain.models import ANSWERED, FINISHED, JSON, Agent
 from ...engine.engine import Engine
-from ...errors import DamagedRow
+from ...errors import DamagedRow, QueueFull
 from ...export import explain, feed, status
 from ...export.explain import Attention
 from ...export.lists import DAY, DAYS, TURNS, summed
@@ -95,9 +95,12 @@ class Overview:
         attention = in_need_of_attention([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
         for key, *_ in attention[:AGENTS_NAMED]:
-            agent = await self._engine.store.agent_by_key(key)
-            if agent is not None:  # else it was deleted since the sums were made
-                names[key] = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
+            try:
+                agent = await self._engine.store.agent_by_key(key)
+                if agent is not None:  # else it was deleted since the sums were made
+                    names[key] = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
+            except DamagedRow as exc:
+                names[key] = {"agent_id": "", "title": exc.message}
         counts = self._engine.backend.counts()
         return {
             "object": "overview",
@@ -154,7 +157,8 @@ class Overview:
                 examined[turn_id] = known
                 continue
             examined[turn_id] = Remembered(0, 0, 0)
-            with suppress(DamagedRow):  # the turn's page shows the damage
+            # The turn's page shows a damage. Where memory is full of other conversations, this one is not compared.
+            with suppress(DamagedRow, QueueFull):
                 turn = await self._engine.store.turn(turn_id)
                 ran = turn is not None and turn.session_id is not None  # an imported turn sent no request
                 request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
@@ -168,7 +172,7 @@ class Overview:
         rows = []
         progresses = self._engine.progress()
         for one, shown in zip(progresses, feed.progress(progresses), strict=True):
-            agent = await self._engine.store.agent_by_key(one.turn.agent_key)
+            agent = await self._agent(one.turn.agent_key)
             if agent is not None and agent.owner == owner:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
@@ -178,7 +182,7 @@ class Overview:
             return rows
         local_ids = {one.turn.id for one in progresses}
         async for turn in self._engine.store.unfinished():
-            agent = None if turn.id in local_ids else await self._engine.store.agent_by_key(turn.agent_key)
+            agent = None if turn.id in local_ids else await self._agent(turn.agent_key)
             proxy = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
             if agent is not None and agent.owner == owner:
                 about = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
@@ -188,12 +192,20 @@ class Overview:
                 rows.append({**about, "doing": "elsewhere", "says": says, "since": since, "text": "", "skipped": 0})
         return rows
 
+    async def _agent(self, key: int) -> Agent | None:
+        with suppress(DamagedRow):  # the log names the row, and this list leaves it out
+            return await self._engine.store.agent_by_key(key)
+        return None
+
     async def _processes(self, owner: str) -> list[JSON]:
         """The processes that serve the owner's agents, and spares."""
         rows: list[JSON] = []
         for one in self._engine.backend.processes():
-            session = None if one.session_id is None else await self._engine.store.session(one.session_id)
-            agent = None if session is None else await self._engine.store.agent_by_key(session.agent_key)
+            session = None
+            if one.session_id is not None:
+                with suppress(DamagedRow):
+                    session = await self._engine.store.session(one.session_id)
+            agent = None if session is None else await self._agent(session.agent_key)
             if one.state != "spare" and (agent is None or agent.owner != owner):
                 continue
             rows.append({**one._asdict(), "agent_id": None if agent is None else agent.agent_id})

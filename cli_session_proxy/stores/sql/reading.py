@@ -453,7 +453,7 @@ def facts(
         query = query.where(turns.c.seq < before)
     newest = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
     repaired: dict[str, int] = {}
-    for part in chunks([row.id for row in newest]):
+    for part in chunks([row.id for row in newest if isinstance(row.id, str)]):
         counted = select(links.c.turn_id, func.count().label("number")).where(
             links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
         )
@@ -518,22 +518,37 @@ def ancestors(conn: Connection, turn_id: str) -> list[str]:
     return [*_in_order(turn_id, {row.id: row.parent_id for row in conn.execute(select(found.c.id, found.c.parent_id))})]
 
 
-def path(conn: Connection, turn_id: str) -> list[Turn]:
+class ToBeCounted(Exception):
+    """A path has more bytes than are read without being counted (`held`)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+def _is_counted(size: int, uncounted: int | None) -> None:
+    if uncounted is not None and size > uncounted:
+        raise ToBeCounted(size)
+
+
+def path(conn: Connection, turn_id: str, *, uncounted: int | None = None) -> list[Turn]:
+    """`uncounted`: raise `ToBeCounted` if it has more bytes."""
     above = _ancestors(turn_id)
     on = above.c.id == turns.c.id
     # Their `bytes` are those of the records, too.
     sizes = rows.with_images(conn, conn.execute(select(turns.c.bytes, turns.c.images).join(above, on)))
     _refuse_larger(sum(sizes), 2 * MOST_OF_A_PATH, "turns and records")
+    _is_counted(sum(sizes), uncounted)
     return _on_path(turn_id, _turns(conn, _TURN.join(above, on)))
 
 
-def path_texts(conn: Connection, turn_id: str, most: int | None = None) -> list[Turn]:
+def path_texts(conn: Connection, turn_id: str, most: int | None = None, *, uncounted: int | None = None) -> list[Turn]:
     above = _ancestors(turn_id)
     on = above.c.id == turns.c.id
     characters = func.sum(func.length(turns.c.input) + func.length(turns.c.output))
-    _refuse_larger(
-        conn.scalar(select(characters).select_from(turns).join(above, on)) or 0, most or MOST_OF_A_PATH, "messages"
-    )
+    size = conn.scalar(select(characters).select_from(turns).join(above, on)) or 0
+    _refuse_larger(size, MOST_OF_A_PATH if most is None else most, "messages")
+    _is_counted(size, uncounted)
     found = conn.execute(_TURN.join(above, on)).all()
     return _on_path(turn_id, [rows.turn(row, conn, images=False) for row in found])
 
@@ -543,7 +558,7 @@ def _on_path(turn_id: str, of_turns: Iterable[Turn]) -> list[Turn]:
     return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
 
 
-def path_records(conn: Connection, turn_id: str) -> list[Record]:
+def path_records(conn: Connection, turn_id: str, *, uncounted: int | None = None) -> list[Record]:
     above = _ancestors(turn_id)
     on = above.c.id == records.c.turn_id
     size = conn.scalar(select(func.sum(func.length(records.c.line))).select_from(records).join(above, on)) or 0
@@ -551,6 +566,7 @@ def path_records(conn: Connection, turn_id: str) -> list[Record]:
     cut_out = conn.scalars(select(records.c.images).join(above, on).where(records.c.images.is_not(None)))
     size += sum(rows.with_images(conn, ((0, images) for images in cut_out)))
     _refuse_larger(size, MOST_OF_A_PATH, "records")
+    _is_counted(size, uncounted)
     lines = conn.execute(select(records).join(above, on).order_by(records.c.turn_id, records.c.n)).all()
     by_turn: dict[str, list[Record]] = {}
     for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):

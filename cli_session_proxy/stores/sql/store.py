@@ -44,6 +44,7 @@ from ..base import (
     TurnFacts,
     TurnOutline,
 )
+from ..held import UNCOUNTED, about_to_read
 from . import importing, leases, lifecycle, migrations, reading, side_data, spending, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
@@ -91,6 +92,19 @@ def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False)
     return method
 
 
+def _counted(work: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """The same for a path: what is large is counted first (`held`). Raises `QueueFull`."""
+
+    async def method(self: SqlStore, /, *args: Any, **kwargs: Any) -> T:
+        try:
+            return await self._db.read(lambda conn: work(conn, *args, **kwargs, uncounted=UNCOUNTED))
+        except reading.ToBeCounted as large:
+            await about_to_read(large.size)
+        return await self._db.read(lambda conn: work(conn, *args, **kwargs))
+
+    return method
+
+
 def _write(
     work: Callable[Concatenate[Connection, P], T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False
 ) -> Method[P, T]:
@@ -134,9 +148,9 @@ class SqlStore(Store):
     own_frames = _read(reading.own_frames)
     children = _read(reading.children)
     ancestors = _read(reading.ancestors)
-    path = _read(reading.path)
-    path_texts = _read(reading.path_texts)
-    records = _read(reading.path_records)
+    path = _counted(reading.path)
+    path_texts = _counted(reading.path_texts)
+    records = _counted(reading.path_records)
     own_records = _read(reading.own_records)
     page = _read(reading.page)
     tree = _read(reading.tree)
