@@ -209,7 +209,7 @@ async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> 
         (after,) = await gathered(store.summaries())
         assert (after.turns, after.failures, after.cost_usd, after.sessions, after.repairs) == (7, 1, 0.75, 2, 1)
         assert after.bytes > before.bytes
-        picture = {"type": "image", "source": {"type": "base64", "data": IMAGE}}
+        picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
         sizes = [after.bytes]
         for number in (5, 6):
             await complete(store, agent, f"t{number}", output=(picture,))
@@ -219,7 +219,7 @@ async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> 
 
 
 async def deleting_an_agent_leaves_the_others_whole(factory: StoreFactory) -> None:
-    source = {"type": "image", "source": {"type": "base64", "data": IMAGE}}
+    source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
     async with opened(factory) as store:
         gone, kept = await an_agent(store, "gone"), await an_agent(store, "kept")
         await complete(store, gone, "t1", output=(source,), links=(Link(None, "s1", "t1", "started", {}, 1.0),))

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cli_session_proxy.domain.identifiers import conversation_id
 from hypothesis import Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.litellm.messages import Rendering
-from cli_session_proxy.domain import blocks, call_ids, lineage, sizes
+from cli_session_proxy.domain import blocks, client_tools, lineage, sizes
 from cli_session_proxy.domain.evidence import Brought, Evidence
-from cli_session_proxy.domain.identifiers import conversation_id
 from cli_session_proxy.domain.models import Block, Finished, Item, Message, Turn
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
@@ -189,5 +189,5 @@ def test_whatever_the_blocks_are_every_wire_writes_the_turn(
     json.dumps(rendering.path([(turn.input, turn.output)], turn.input, ()))
     sizes.size_of(turn, turn), lineage.answer_text(turn.output)
     past = lineage.past((Message.user("x"), Message("assistant", blocks.all_sound(said))))
-    call_ids.unique(past, [turn])
+    client_tools.with_unique_ids(past, [turn])
     assert estimated_tokens("x", turn.input) > 0
