@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cli_session_proxy.domain.identifiers import conversation_id
 from hypothesis import Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.litellm.messages import Rendering
 from cli_session_proxy.domain import blocks, client_tools, lineage, sizes
-from cli_session_proxy.domain.evidence import Brought, Evidence
+from cli_session_proxy.domain.evidence import Evidence, ExternalOrigin
+from cli_session_proxy.domain.limits import conversation_id
 from cli_session_proxy.domain.models import Block, Finished, Item, Message, Turn
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
@@ -168,7 +168,7 @@ def test_whatever_the_blocks_are_every_wire_writes_the_turn(
     shown = [Message("user", blocks.all_sound(asked)), Message("assistant", blocks.all_sound(asked))]
     turn = a_turn(1, status=status, input=tuple(shown), output=blocks.all_sound(said), call={"custom": ["x"]})
     if brought:
-        turn = replace(turn, evidence=Evidence(brought=Brought("client")))
+        turn = replace(turn, evidence=Evidence(brought=ExternalOrigin("client")))
     bodies = [chat.completion(turn), messages.message(turn), generate.answer(turn, thoughts=True)]
     bodies += [
         ollama.answer(turn, OLLAMA),
