@@ -68,7 +68,7 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
     records = [record for record in records if not is_file(record)]
     if form != NEWEST or any(record.uuid and is_of_unknown_kind(record.line) for record in records):
         records = [entry.record() for entry in form.form(parse_records(records).entries)]
-    lines = [with_session_id(record.line, session_id) for record in records]
+    lines: Iterable[str] = (with_session_id(record.line, session_id) for record in records)
     if not form.whole_records:
         lines = in_strict_order(lines)
     read, size = hashlib.sha256(), 0

@@ -136,7 +136,8 @@ def test_an_answer_of_the_clis_own_that_hangs_on_itself_holds_nobody_up() -> Non
 
 def test_a_long_path_is_written_line_by_line(tmp_path: Path) -> None:
     """A path of 240 MB was joined and encoded at once, which blocked the interpreter for 2.5 s."""
-    records = [Record(json.dumps({"uuid": f"u{n}", "text": "x" * 100_000}), f"u{n}") for n in range(300)]
+    named = f'"sessionId":"{SESSION[::-1]}"'  # another session's, so each line is changed
+    records = [Record(f'{{"uuid":"u{n}",{named},"text":"{"x" * 100_000}"}}', f"u{n}") for n in range(300)]
     path = tmp_path / f"{SESSION}.jsonl"
     tracemalloc.start()
     mark = transcript.write(path, records, SESSION)
