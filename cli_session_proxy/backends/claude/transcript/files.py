@@ -104,7 +104,7 @@ def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     top = beside(path)
     try:
         folder = os.open(top, LOOK | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # an agent may have closed its folder
         return
     try:
         yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)))

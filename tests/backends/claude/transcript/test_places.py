@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,20 @@ def test_what_links_lead_to_is_not_gathered(tmp_path: Path) -> None:
     (path.with_suffix("") / "dir").symlink_to(outside)
     (path.with_suffix("") / "file").symlink_to(outside / "key")
     assert gather(path, None) == []
+
+
+def test_nothing_is_gathered_of_a_folder_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn was answered, and is kept. Root can open such a folder."""
+    (tmp_path / SESSION).mkdir()
+    really = os.open
+
+    def closed(at: Any, flags: int, *more: Any, **named: Any) -> int:
+        if at == tmp_path / SESSION:
+            raise PermissionError(13, "Permission denied")
+        return really(at, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", closed)
+    assert gather(tmp_path / f"{SESSION}.jsonl", None) == []
 
 
 def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Path) -> None:
