@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy.http import keys
 from cli_session_proxy.locks import to_drive
-from cli_session_proxy.stores.sqlite import database
+from cli_session_proxy.stores.sqlite.file import copy_aside
 
 from .macos import FULLFSYNC
 
@@ -52,7 +52,7 @@ def test_on_macos_it_is_asked_to_reach_the_drive_and_fsync_stands_in_where_that_
 def test_the_key_and_a_backup_with_its_name_reach_the_drive(asked: Asked, tmp_path: Path) -> None:
     keys.make(tmp_path / "var")
     assert asked == ["full"]
-    database.copy_aside(tmp_path / "none", tmp_path / "copy")
+    copy_aside(tmp_path / "none", tmp_path / "copy")
     assert asked == ["full"] * 3
 
 

@@ -33,7 +33,7 @@ def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
         return rows
     try:
         # Imported here, as the driver below is.
-        from .redis.registry import RedisRegistry  # noqa: PLC0415
+        from .redis import RedisRegistry  # noqa: PLC0415
     except ImportError as exc:
         raise ConfigError(
             f"a registry in Redis needs its client ({exc}): pip install 'cli-session-proxy[redis]'"

@@ -19,7 +19,7 @@ from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import WholeTurn
-from cli_session_proxy.stores.sqlite.database import copy_aside
+from cli_session_proxy.stores.sqlite.file import copy_aside
 from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy_store_conformance.samples import a_finished_turn
 from turnfault.provider.upstream import Upstream

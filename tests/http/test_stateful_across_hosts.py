@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from cli_session_proxy.commands import dumping, listing, verifying
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.stores.base import Whereabouts
-from cli_session_proxy.stores.redis.registry import RedisRegistry
+from cli_session_proxy.stores.redis import RedisRegistry
 from cli_session_proxy.wires import answers
 from cli_session_proxy.wires.responses.body import response_id
 

@@ -19,7 +19,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.tables import metadata
-from cli_session_proxy.stores.sqlite import database as sqlite
+from cli_session_proxy.stores.sqlite.file import driver_of
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import (
     a_begin,
@@ -250,7 +250,7 @@ async def test_a_turn_takes_the_write_lock_three_times(store: SqliteStore) -> No
     seen: list[str] = []
     for conn in (store.database._writer, store.database._quick):
         assert conn is not None
-        sqlite.driver_of(conn).set_trace_callback(seen.append)
+        driver_of(conn).set_trace_callback(seen.append)
     await complete(store, agent, "t1")
     assert [statement for statement in seen if statement.startswith("BEGIN")] == ["BEGIN IMMEDIATE"] * 3
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sqlite import database as sqlite
+from cli_session_proxy.stores.sqlite.file import driver_of, sync
 
 from .words import Words, say
 
@@ -102,7 +103,7 @@ async def test_a_write_for_which_nobody_waits_leaves_nothing_to_do_for_an_acknow
     await words.write("arrived", Urgency.LATER)
     said: list[str] = []
     assert words.db._writer is not None
-    sqlite.driver_of(words.db._writer).set_trace_callback(said.append)
+    driver_of(words.db._writer).set_trace_callback(said.append)
     await words.write("done")
     assert [line.split()[0] for line in said] == ["BEGIN", "INSERT", "COMMIT"]
 
@@ -140,9 +141,9 @@ async def test_an_acknowledgement_takes_the_journal_to_the_disk(words: Words, mo
 
 def test_a_sync_reaches_a_real_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    sqlite.sync(tmp_path / "file")
+    sync(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
-        sqlite.sync(tmp_path / "none")
+        sync(tmp_path / "none")
 
 
 async def test_a_journal_entry_waits_for_its_place_behind_other_writes(words: Words) -> None:

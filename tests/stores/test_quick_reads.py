@@ -15,7 +15,7 @@ from cli_session_proxy.domain.models import Agent, Block, Placed, Turn
 from cli_session_proxy.stores.sql import rows
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.store import LARGE
-from cli_session_proxy.stores.sqlite.database import driver_of
+from cli_session_proxy.stores.sqlite.file import driver_of
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import (
     IMAGE,

@@ -19,10 +19,10 @@ from pydantic import SecretStr
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.stores import redis as redis_registry
 from cli_session_proxy.stores.auto import registry_for
 from cli_session_proxy.stores.base import Proxy, Whereabouts
-from cli_session_proxy.stores.redis import registry as redis_registry
-from cli_session_proxy.stores.redis.registry import RedisRegistry
+from cli_session_proxy.stores.redis import RedisRegistry
 from cli_session_proxy.stores.registry import StoreRegistry
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import opened
@@ -198,7 +198,7 @@ async def test_the_entries_of_a_proxy_are_gone_when_it_has_stopped(there: Redis)
 async def test_a_redis_that_vanishes_is_gone_on_without_and_comes_back(
     there: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("cli_session_proxy.stores.redis.registry.PAUSE", 0.05)
+    monkeypatch.setattr("cli_session_proxy.stores.redis.PAUSE", 0.05)
     async with registry(there.url) as (one, rows):
         await one.note(AGENT, HERE, None, 5)
         there.stop() if how == "is killed" else there.pause()

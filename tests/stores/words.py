@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.stores.sql.database import Urgency, Work
-from cli_session_proxy.stores.sqlite import database as sqlite
 from cli_session_proxy.stores.sqlite.database import SqliteDatabase
+from cli_session_proxy.stores.sqlite.file import driver_of
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Words:
 
     async def open(self) -> None:
         await self.db.open(prepare)
-        await self.db.write(lambda conn: sqlite.driver_of(conn).set_trace_callback(self._count))
+        await self.db.write(lambda conn: driver_of(conn).set_trace_callback(self._count))
 
     def _count(self, statement: str) -> None:
         self.commits += statement == "COMMIT"

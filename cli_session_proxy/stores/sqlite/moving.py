@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Table
 
 from ..sql.moving import MOVING, Side
-from .database import MOVED
+from .file import MOVED
 from .store import SqliteStore
 
 OPERATIONS = ("INSERT", "UPDATE", "DELETE")

@@ -28,7 +28,7 @@ from ...errors import StoreUnavailable
 from ..sql import searching
 from ..sql.searching import PARTS, SNIPPET, Ranked
 from ..sql.tables import agents, turns
-from .database import ADVICE, ERRORS, cause_of, driver_of
+from .file import ADVICE, ERRORS, cause_of, driver_of
 
 T = TypeVar("T")
 

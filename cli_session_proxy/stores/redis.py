@@ -22,11 +22,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ... import logs, redact
-from ...domain.models import Agent
-from ...errors import ConfigError
-from ..base import Proxy, Whereabouts
-from ..registry import Registry, State
+from .. import logs, redact
+from ..domain.models import Agent
+from ..errors import ConfigError
+from .base import Proxy, Whereabouts
+from .registry import Registry, State
 
 log = logs.get(__name__)
 K = TypeVar("K")

@@ -1,1 +1,0 @@
-"""What Redis keeps: a registry, which may vanish at any time."""
