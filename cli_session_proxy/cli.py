@@ -194,7 +194,7 @@ def serve(settings: "Settings") -> None:
     from .http.watchdog import Watchdog
 
     if settings.backend == CLAUDE:
-        from .commands.login import login_of, refuse_others, report
+        from .commands.prerequisites import login_of, refuse_others, report
 
         asyncio.run(refuse_others(settings))
     watchdog = Watchdog()
@@ -277,13 +277,13 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to continue by hand."""
-    from .commands import inspecting
+    from .commands import finding
 
-    details = asyncio.run(inspecting.show(settings, owner, name))
+    details = asyncio.run(finding.show(settings, owner, name))
     if as_json:
         _say(json.dumps(details, indent=1))
     else:
-        inspecting.print_shown(details)
+        finding.print_shown(details)
 
 
 @_command("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json")
@@ -340,9 +340,9 @@ def dump(
 
         asyncio.run(following.follow(settings, owner, agent_id, chosen, _write))
     elif in_terminal and chosen.format == "markdown":
-        from .commands import paging
+        from .commands import rendering
 
-        paging.dump_by_the_page(settings, owner, agent_id, chosen)
+        rendering.dump_by_the_page(settings, owner, agent_id, chosen)
     else:
         asyncio.run(dumping.dump(settings, owner, agent_id, chosen, _write))
 
@@ -431,10 +431,10 @@ def adopt(
     as_json: AsJson = False,
 ) -> None:
     """Adopt an existing Claude session. Its whole history becomes a new agent's chain."""
-    from .commands import upkeep
+    from .commands import moving
 
-    done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
-    _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
+    done = asyncio.run(moving.adopt(settings, owner, session, agent_id))
+    _say(_json_of(done) if as_json else "\n".join(moving.print_adopted(done)))
 
 
 @_command("export ada --output ada.jsonl")
@@ -448,9 +448,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write an agent into one file. It holds the conversation with all its records, in clear text."""
-    from .commands import upkeep
+    from .commands import moving
 
-    done = asyncio.run(upkeep.export(settings, owner, agent_id, output))
+    done = asyncio.run(moving.export(settings, owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {_size_of(done)} to {done.path}")
 
 
@@ -479,15 +479,15 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Archive agents, encrypted, and delete them here. Each is read back and compared first."""
-    from .commands import upkeep
+    from .commands import moving
 
     place, names, outcomes = str(settings.archive_to), agent_ids or [], []
 
     async def run() -> None:
-        async for done in upkeep.archive(settings, owner, names, older_than, dry_run=dry_run):
+        async for done in moving.archive(settings, owner, names, older_than, dry_run=dry_run):
             outcomes.append(done)
             if not as_json:
-                _say(upkeep.line_of(done, place, dry_run=dry_run))
+                _say(moving.line_of(done, place, dry_run=dry_run))
 
     asyncio.run(run())
     if as_json:
@@ -512,9 +512,9 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Import what `export` or `archive` wrote. Here or on another machine."""
-    from .commands import upkeep
+    from .commands import moving
 
-    done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
+    done = asyncio.run(moving.import_(settings, owner, file, agent_id))
     _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {_size_of(done)}")
 
 
@@ -583,7 +583,7 @@ def login(
             "the CLI's login asks questions, and this is no terminal: run it in one, or set ANTHROPIC_API_KEY or "
             "CLAUDE_CODE_OAUTH_TOKEN (what `claude setup-token` prints) where `serve` is started"
         )
-    from .commands.login import login as run
+    from .commands.prerequisites import login as run
 
     if not asyncio.run(run(settings, options or (), _say)):
         raise typer.Exit(1)
@@ -612,11 +612,11 @@ def commit(
     as_json: AsJson = False,
 ) -> None:
     """Commit, with what the agent tried. The next attempt is shown that (see docs/git-memory.md)."""
-    from .commands import attempts
+    from .commands import changing
 
     given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
     place = None if repo is None else repo.expanduser().absolute()
-    done = asyncio.run(attempts.commit(settings, owner, agent_id, given, place, tuple(options or ())))
+    done = asyncio.run(changing.commit(settings, owner, agent_id, given, place, tuple(options or ())))
     what = "noted on" if done["note"] else "committed as"
     line = f"attempt {done['attempt']} at {done['fix_id']} {what} {done['commit']}"
     _say(json.dumps(done, indent=1) if as_json else line)
@@ -636,11 +636,11 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """Print what is known of earlier attempts. As an agent is shown it."""
-    from .commands import attempts
+    from .commands import changing
 
     place = None if repo is None else repo.expanduser().absolute()
-    found = asyncio.run(attempts.memory(settings, place, fix_id))
-    _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
+    found = asyncio.run(changing.memory(settings, place, fix_id))
+    _say(json.dumps(found, indent=1) if as_json else changing.print_memory(found))
 
 
 @app.command(
@@ -653,10 +653,14 @@ def memory(
 )
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
     """Measure what a server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
-    from .commands import benching
+    from turnfault import bench, cli
+
+    from .backends.claude.process import capability
     from .settings import load
 
-    benching.run(load(claude_bin=claude_bin), context.args)
+    settings = load(claude_bin=claude_bin)
+    claude = ["--claude", str(capability.find(settings))] if bench.BARE in context.args else []
+    cli.main(["run", *context.args, *claude])
 
 
 @_command(

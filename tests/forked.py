@@ -21,7 +21,7 @@ import pytest
 # What `serve` and a proxy of `tests.recovery` have imported when they are ready.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["cli_session_proxy.cli", "cli_session_proxy.http.server", "cli_session_proxy.commands.login",
+    ["cli_session_proxy.cli", "cli_session_proxy.http.server", "cli_session_proxy.commands.prerequisites",
      "cli_session_proxy.commands.terminal", "anyio.streams.tls", "uvicorn.lifespan.off", "tests.recovery.proxy"]
 )  # fmt: skip
 

@@ -37,9 +37,9 @@ from ..http.ui import views
 from ..selfcheck.service import SelfChecks
 from ..settings import Settings
 from ..wires.common import encoded_agent_id
-from .answering import AnswerView
 from .asking import alive, client_of, key_of
 from .following import LOOK, progress_of
+from .rendering import AnswerView
 from .stored import engine_in
 
 Write = Callable[[str], None]

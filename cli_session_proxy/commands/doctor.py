@@ -44,7 +44,7 @@ from ..stores.base import Finding as Known
 from ..stores.sql.migrations import newest
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
-from . import places
+from . import prerequisites
 from .asking import client_of
 from .stored import opened
 from .terminal import fitted
@@ -294,7 +294,7 @@ def _sandbox(settings: Settings) -> Checkup:
 
 
 def _unsafe_place(settings: Settings) -> Checkup:
-    for says, mend in places.warnings(settings):
+    for says, mend in prerequisites.unsafe_places(settings):
         return Checkup("place", "warning", says, mend)
     return Checkup("place", "ok", "not in a synced folder, not on a network disk")
 

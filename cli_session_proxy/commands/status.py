@@ -39,7 +39,7 @@ async def _without_server(settings: Settings) -> ProxyStatus:
     from ..export import explain  # noqa: PLC0415
     from ..export.lists import TURNS  # noqa: PLC0415
     from ..selfcheck.service import recorded  # noqa: PLC0415
-    from .login import login_of  # noqa: PLC0415
+    from .prerequisites import login_of  # noqa: PLC0415
     from .stored import opened  # noqa: PLC0415
 
     now = time.time()

@@ -266,7 +266,7 @@ class Server(Listening):
 
 
 def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
-    """The address, the page, and a command to paste. `login.report` adds what the CLI lacks."""
+    """The address, the page, and a command to paste. `prerequisites.report` adds what the CLI lacks."""
     key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
     body = '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     over = ""

@@ -18,7 +18,7 @@ from cli_session_proxy.archive import archiving
 from cli_session_proxy.archive.archiving import Archiver, Outcome, idle_agents
 from cli_session_proxy.archive.places import Directory
 from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Agent, Message, Record, Turn
 from cli_session_proxy.engine.engine import Engine
@@ -90,7 +90,7 @@ def only(folder: Path) -> Path:
 
 
 async def back(settings: Settings, folder: Path) -> None:
-    await upkeep.import_(settings, "local", only(folder), None)
+    await moving.import_(settings, "local", only(folder), None)
 
 
 async def test_an_archived_chain_is_gone_here_and_comes_back_whole(settings: Settings, folder: Path) -> None:
@@ -303,7 +303,7 @@ async def test_on_postgresql_two_hosts_archive_the_same_chain(
         assert [one.stays for one in done].count(None) == 1
         assert await two.store.agent("local", "a") is None
         for name in objects(folder):  # each host may have put its own
-            assert (await upkeep.import_(there, "local", folder / name, f"from-{name[:30]}")).turns == 3
+            assert (await moving.import_(there, "local", folder / name, f"from-{name[:30]}")).turns == 3
             await two.delete("local", f"from-{name[:30]}")
     assert len(turns) == 3
 
@@ -392,7 +392,7 @@ async def test_an_archive_that_was_changed_brings_nothing_in(settings: Settings,
     with pytest.raises(InvalidRequest, match="cannot be decrypted"):
         await back(settings, folder)
     with pytest.raises(ConfigError, match="archive_key_file"):
-        await upkeep.import_(settings.model_copy(update={"archive_key_file": None}), "local", path, None)
+        await moving.import_(settings.model_copy(update={"archive_key_file": None}), "local", path, None)
     async with opened(settings) as store:
         assert store is not None
         assert await store.agent("local", "a") is None

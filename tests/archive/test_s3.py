@@ -17,7 +17,7 @@ import pytest
 from cli_session_proxy.archive.archiving import Archiver
 from cli_session_proxy.archive.places import Place, place_at
 from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, NotFound, StoreUnavailable
 from cli_session_proxy.settings import Settings
@@ -144,11 +144,11 @@ async def test_a_chain_goes_to_a_bucket_and_comes_back(settings: Settings, s3: s
         assert await engine.store.agent("local", "a") is None
     url = f"{s3}/{outcome}"
     assert (fetched(place_at(s3), outcome) or b"").startswith(MAGIC)
-    await upkeep.import_(there, "local", url, None)
+    await moving.import_(there, "local", url, None)
     async with core(there) as (engine, _):
         assert portable_part((await said(engine))[0]) == portable_part(turns)
     with pytest.raises(NotFound, match="no object"):
-        await upkeep.import_(there, "local", f"{url}.not", None)
+        await moving.import_(there, "local", f"{url}.not", None)
 
 
 async def test_two_proxies_put_the_same_chain_into_one_bucket(settings: Settings, s3: str) -> None:
@@ -159,7 +159,7 @@ async def test_two_proxies_put_the_same_chain_into_one_bucket(settings: Settings
         done = await asyncio.gather(*(Archiver(engine, place_at(s3), key).archive(agent) for engine in (one, two)))
         assert [one.stays for one in done].count(None) == 1
         (name,) = {one.name for one in done if one.stays is None}
-        await upkeep.import_(settings, "local", f"{s3}/{name}", "back")
+        await moving.import_(settings, "local", f"{s3}/{name}", "back")
         assert [turn["input"] for turn in portable_part((await said(two, "back"))[0])] == [
             turn["input"] for turn in portable_part(turns)
         ]

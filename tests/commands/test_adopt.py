@@ -14,7 +14,7 @@ from cli_session_proxy.backends.claude.sessions import adoption
 from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
 from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
 from cli_session_proxy.backends.claude.transcript import Entry
-from cli_session_proxy.commands import upkeep, verifying
+from cli_session_proxy.commands import moving, verifying
 from cli_session_proxy.commands.stored import made
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
@@ -70,7 +70,7 @@ def cut(path: Path) -> list[tuple[str, str, bool]]:
 
 
 async def adopted(settings: Settings, wanted: str | Path, agent: str | None = "a") -> adoption.Adopted:
-    return await upkeep.adopt(settings, "local", str(wanted), agent)
+    return await moving.adopt(settings, "local", str(wanted), agent)
 
 
 @pytest.fixture
@@ -305,8 +305,8 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
             await adoption.adopt_session(
                 settings, store, "local", "a", str(source), lambda _: None, lambda _done, _whole: None
             )
-        await upkeep.export(settings, "local", "a", tmp_path / "a.export")
-        await upkeep.import_(settings, "local", tmp_path / "a.export", "b")
+        await moving.export(settings, "local", "a", tmp_path / "a.export")
+        await moving.import_(settings, "local", tmp_path / "a.export", "b")
         agent = "b"
     async with running(settings) as engine:
         first = await ask(engine, "and now?", agent=agent)

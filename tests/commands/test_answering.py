@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli_session_proxy.commands.answering import AnswerView, blocks
+from cli_session_proxy.commands.rendering import AnswerView, blocks
 
 ANSWER = """\
 # Title

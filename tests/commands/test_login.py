@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process.environment import login_command
-from cli_session_proxy.commands.login import report
+from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli_session_proxy.commands import paging
+from cli_session_proxy.commands import rendering
 from cli_session_proxy.commands.dumping import Shown
-from cli_session_proxy.commands.paging import DumpPages, dump_by_the_page
+from cli_session_proxy.commands.rendering import DumpPages, dump_by_the_page
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.sandbox import make_private
@@ -71,7 +71,7 @@ def test_of_a_long_chain_only_what_is_read_is_drawn(tmp_path: Path, monkeypatch:
         assert color
         read.extend(islice(pages, 3))
 
-    monkeypatch.setattr(paging, "DumpPages", Counted)
+    monkeypatch.setattr(rendering, "DumpPages", Counted)
     monkeypatch.setattr(click, "echo_via_pager", pager)
     dump_by_the_page(settings, "local", "long", Shown("markdown"))
     assert len(drawn) == 3

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.commands import upkeep, verifying
+from cli_session_proxy.commands import moving, verifying
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
@@ -101,8 +101,8 @@ def there(tmp_path: Path) -> Settings:
 
 
 async def moved(here: Settings, there: Settings, path: Path, name: str | None = None) -> None:
-    await upkeep.export(here, "local", "a", path)
-    await upkeep.import_(there, "local", path, name)
+    await moving.export(here, "local", "a", path)
+    await moving.import_(there, "local", path, name)
 
 
 async def test_what_goes_out_comes_in_byte_for_byte(here: Settings, there: Settings, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ async def test_the_file_is_this_users_only_and_never_written_over(here: Settings
     await fill(here, turn(1))
     os.umask(0o022)
     path = tmp_path / "x.jsonl"
-    await upkeep.export(here, "local", "a", path)
+    await moving.export(here, "local", "a", path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_bytes()
     with pytest.raises(InvalidRequest, match="there already"):
-        await upkeep.export(here, "local", "a", path)
+        await moving.export(here, "local", "a", path)
     assert path.read_bytes() == text
     with pytest.raises(NotFound):
-        await upkeep.export(here, "local", "nobody", tmp_path / "y.jsonl")
+        await moving.export(here, "local", "nobody", tmp_path / "y.jsonl")
     assert not (tmp_path / "y.jsonl").exists()
 
 
@@ -143,7 +143,7 @@ async def test_the_file_reaches_the_drive_whole(
     await fill(here, turn(1))
     path, given = tmp_path / "x.jsonl", list[tuple[int, int]]()
     monkeypatch.setattr(portable, "to_drive", lambda fd: given.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
-    await upkeep.export(here, "local", "a", path)
+    await moving.export(here, "local", "a", path)
     assert given == [(path.stat().st_ino, path.stat().st_size)]
 
 
@@ -152,7 +152,7 @@ async def test_a_cut_or_changed_file_is_refused_and_nothing_is_kept(
 ) -> None:
     await fill(here, *(turn(number) for number in range(1, 4)))
     path = tmp_path / "x.jsonl"
-    await upkeep.export(here, "local", "a", path)
+    await moving.export(here, "local", "a", path)
     good = path.read_bytes()
     lines = good.splitlines(keepends=True)
     broken = {
@@ -165,9 +165,9 @@ async def test_a_cut_or_changed_file_is_refused_and_nothing_is_kept(
         for text in texts:
             path.write_bytes(text)
             with pytest.raises(InvalidRequest, match=why):
-                await upkeep.import_(there, "local", path, None)
+                await moving.import_(there, "local", path, None)
     with pytest.raises(NotFound):
-        await upkeep.import_(there, "local", tmp_path / "none.jsonl", None)
+        await moving.import_(there, "local", tmp_path / "none.jsonl", None)
     assert await verifying.verify(there, None, None) == []
 
 
@@ -196,10 +196,10 @@ async def test_a_turn_may_come_before_its_parent(there: Settings) -> None:
 
 async def test_a_copy_beside_the_original_gets_ids_of_its_own(here: Settings, tmp_path: Path) -> None:
     await fill(here, turn(1), turn(2))
-    await upkeep.export(here, "local", "a", tmp_path / "x.jsonl")
+    await moving.export(here, "local", "a", tmp_path / "x.jsonl")
     with pytest.raises(InvalidRequest, match="turns already"):
-        await upkeep.import_(here, "local", tmp_path / "x.jsonl", None)
-    done = await upkeep.import_(here, "local", tmp_path / "x.jsonl", "b")
+        await moving.import_(here, "local", tmp_path / "x.jsonl", None)
+    done = await moving.import_(here, "local", tmp_path / "x.jsonl", "b")
     assert done.renamed
     before, records, chain = await whole(here)
     after, same, copied = await whole(here, "b")
@@ -226,7 +226,7 @@ async def test_what_is_queued_stays_behind(here: Settings, there: Settings, tmp_
 
 def test_the_header_and_the_end_say_what_is_in_it(here: Settings, tmp_path: Path) -> None:
     asyncio.run(fill(here, turn(1)))
-    asyncio.run(upkeep.export(here, "local", "a", tmp_path / "x.jsonl"))
+    asyncio.run(moving.export(here, "local", "a", tmp_path / "x.jsonl"))
     first, *_, last = map(json.loads, (tmp_path / "x.jsonl").read_text().splitlines())
     assert first["schema"] == "cli-session-proxy/export/3"
     assert first["agent"]["agent_id"] == "a"
@@ -263,7 +263,7 @@ async def test_a_long_chain_is_moved_with_bounded_memory(here: Settings, there: 
     big = Record('{"x":"' + "y" * 20_000 + '"}')
     turns = [WholeTurn(turn(number).turn, (big,) * 4) for number in range(1, 301)]  # 24 MB
     await fill(here, *turns)
-    await upkeep.export(here, "local", "a", tmp_path / "warm-up.jsonl")
+    await moving.export(here, "local", "a", tmp_path / "warm-up.jsonl")
     tracemalloc.start()
     try:
         await moved(here, there, tmp_path / "x.jsonl")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.commands.login import TERMS, refuse_others, report
+from cli_session_proxy.commands.prerequisites import TERMS, refuse_others, report
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Profile, Settings

@@ -10,7 +10,7 @@ import pytest
 from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import Observation
 from cli_session_proxy.commands import status as command
-from cli_session_proxy.commands.login import login_of
+from cli_session_proxy.commands.prerequisites import login_of
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow

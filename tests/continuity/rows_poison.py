@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cli_session_proxy.backends.claude.sessions import summaries
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.client_tools import UNPARSED
 from cli_session_proxy.domain.models import Block, Message, Tool
 from turnfault.provider.rules import Rules
@@ -238,7 +238,7 @@ async def an_adopted_session(talk: Talk) -> None:
     file = talk.settings.var / "theirs.jsonl"
     theirs = (json.dumps(line).replace(talk.session_id, str(SESSION)) for line in (*lines, said, answer))
     file.write_text("".join(f"{line}\n" for line in theirs))
-    await upkeep.adopt(talk.settings, "local", str(file), "b")
+    await moving.adopt(talk.settings, "local", str(file), "b")
     talk.agent = "b"
     await talk.up()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.base import Refused
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.models import Block, Message, Turn, Usage
 from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.settings import Settings
@@ -171,8 +171,8 @@ async def test_a_chain_with_a_refusal_can_be_taken_elsewhere(settings: Settings,
     finally:
         await engine.stop()
     file = tmp_path / "a.jsonl"
-    await upkeep.export(settings, "local", "a", file)
-    await upkeep.import_(settings, "local", file, "b")
+    await moving.export(settings, "local", "a", file)
+    await moving.import_(settings, "local", file, "b")
     engine, backend = await _engine(settings)
     try:
         agent = await engine.store.agent("local", "b")

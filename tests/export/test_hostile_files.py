@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.commands import upkeep, verifying
+from cli_session_proxy.commands import moving, verifying
 from cli_session_proxy.domain.limits import LINE_VALUES
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
@@ -114,7 +114,7 @@ def victim(tmp_path: Path) -> Callable[[], bool]:
 
 async def refused(settings: Settings, path: Path, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match):
-        await upkeep.import_(settings, "local", path, None)
+        await moving.import_(settings, "local", path, None)
     assert await verifying.verify(settings, None, None) == []
 
 
@@ -143,7 +143,7 @@ async def test_nothing_outside_is_removed_with_an_agent_that_was_brought(
     """The proof: import, then delete. It removed `victim.jsonl` and the folder `victim`."""
     path = sealed(tmp_path / "x.jsonl", turn_line(session_id=CLIMBS), session_line())
     with contextlib.suppress(InvalidRequest):
-        await upkeep.import_(settings, "local", path, None)
+        await moving.import_(settings, "local", path, None)
     async with running(settings) as engine:
         # the folder that the climbing starts from
         project(settings, "a").mkdir(parents=True)
@@ -391,7 +391,7 @@ async def test_a_sound_file_comes_in(settings: Settings, tmp_path: Path) -> None
         session_line(),
         link_line(),
     )
-    done = await upkeep.import_(settings, "local", sealed(tmp_path / "x.jsonl", *lines), None)
+    done = await moving.import_(settings, "local", sealed(tmp_path / "x.jsonl", *lines), None)
     assert (done.turns, done.records) == (1, 2)
 
 
@@ -426,7 +426,7 @@ async def test_an_adopted_transcript_names_no_path(
 ) -> None:
     """The proof: its records said `sessionId: ../../../victim`, and `delete` removed that."""
     source = transcript_of(tmp_path / "given" / f"{SESSION}.jsonl", CLIMBS)
-    done = await upkeep.adopt(settings, "local", str(source), "a")
+    done = await moving.adopt(settings, "local", str(source), "a")
     assert done.from_session == SESSION
     project(settings, "a").mkdir(parents=True, exist_ok=True)
     async with running(settings) as engine:
@@ -443,19 +443,19 @@ async def test_a_medium_that_is_no_base64_is_left_out_of_an_adopted_transcript(
     media = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": data}}
     asked = json.dumps([{"type": "text", "text": "look"}, media])
     source.write_text(source.read_text().replace('"content": "one"', f'"content": {asked}'))
-    assert (await upkeep.adopt(settings, "local", str(source), "a")).turns == 1
+    assert (await moving.adopt(settings, "local", str(source), "a")).turns == 1
 
 
 @pytest.mark.parametrize("name", ["~nobody-has-this-name/x.jsonl", f"{'x' * 5000}.jsonl"])
 async def test_a_name_that_no_file_can_have_is_not_found(settings: Settings, name: str) -> None:
     with pytest.raises(ProxyError, match="there is no file"):
-        await upkeep.adopt(settings, "local", name, "a")
+        await moving.adopt(settings, "local", name, "a")
 
 
 async def test_a_transcript_without_any_session_id_is_refused(settings: Settings, tmp_path: Path) -> None:
     source = transcript_of(tmp_path / "given" / "notes.jsonl", CLIMBS)
     with pytest.raises(ProxyError, match="rename"):
-        await upkeep.adopt(settings, "local", str(source), "a")
+        await moving.adopt(settings, "local", str(source), "a")
 
 
 async def test_only_files_are_copied_from_beside_an_adopted_transcript(
@@ -469,7 +469,7 @@ async def test_only_files_are_copied_from_beside_an_adopted_transcript(
     (beside / "tool-results").symlink_to(tmp_path / "victim")
     (beside / "subagents" / "link.txt").symlink_to(tmp_path / "victim" / "key")
     os.mkfifo(beside / "subagents" / "pipe")
-    done = await asyncio.wait_for(upkeep.adopt(settings, "local", str(source), "a"), 30)
+    done = await asyncio.wait_for(moving.adopt(settings, "local", str(source), "a"), 30)
     new = project(settings, "a") / done.session_id
     assert [str(path.relative_to(new)) for path in new.rglob("*") if not path.is_dir()] == ["subagents/agent-1.jsonl"]
     assert done.files == 1
@@ -481,7 +481,7 @@ async def test_a_folder_beside_a_transcript_that_is_a_link_is_not_followed(setti
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key").write_text("secret")
     source.with_suffix("").symlink_to(tmp_path / "secret")
-    done = await upkeep.adopt(settings, "local", str(source), "a")
+    done = await moving.adopt(settings, "local", str(source), "a")
     assert done.files == 0
     assert not list((tmp_path / "config").rglob("key"))
 
@@ -531,10 +531,10 @@ async def test_nor_do_many_lines_make_more_of_a_turn_than_can_be_loaded(
     sha256, line = image("A" * 10_000)
     record = record_line('{"data":""}') | {"images": [[9, sha256]]}
     lines = (turn_line(), *[record] * 4, turn_line(id=TURN_2), *[record] * 4, session_line())
-    await upkeep.import_(settings, "local", sealed(tmp_path / "x.jsonl", line, *lines), None)
+    await moving.import_(settings, "local", sealed(tmp_path / "x.jsonl", line, *lines), None)
     path = sealed(tmp_path / "x.jsonl", line, turn_line(), *[record] * 5, session_line())
     with pytest.raises(InvalidRequest, match="line 8: record: more than 50,000 characters of one turn"):
-        await upkeep.import_(settings, "local", path, "b")
+        await moving.import_(settings, "local", path, "b")
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"a":1', "words", '{"a":' * 5000 + "1" + "}" * 5000])
@@ -588,9 +588,9 @@ async def test_a_chain_that_comes_in_leads_through_no_turn_of_another_agent(
     settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...]
 ) -> None:
     """Who knew the id of another owner's turn had a file continue it, and read what was said before."""
-    await upkeep.import_(settings, "alice", sealed(tmp_path / "a.jsonl", turn_line(), session_line()), "hers")
+    await moving.import_(settings, "alice", sealed(tmp_path / "a.jsonl", turn_line(), session_line()), "hers")
     with pytest.raises(InvalidRequest, match=f"{TURN_1}, which is not there"):
-        await upkeep.import_(settings, "bob", sealed(tmp_path / "b.jsonl", *lines, head=TURN_2), "his")
+        await moving.import_(settings, "bob", sealed(tmp_path / "b.jsonl", *lines, head=TURN_2), "his")
 
 
 @pytest.mark.parametrize("more", [{}, {"delivery": "undelivered", "call": {"behind": TURN_1}}], ids=["id", "behind"])

@@ -16,7 +16,7 @@ from typing import Any
 import aiofiles
 import pytest
 
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.models import Placed, Tool, ToolChoice, TurnOptions
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
@@ -116,7 +116,7 @@ async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:
 
 async def test_an_export_of_0_1_comes_in(tmp_path: Path) -> None:
     settings = Settings(var=tmp_path, claude_config_dir=tmp_path / "claude")
-    await upkeep.import_(settings, "local", HERE / "chain.export", None)
+    await moving.import_(settings, "local", HERE / "chain.export", None)
     async with store_at(tmp_path / FILE) as store:
         said = as_told_before(await told(store))
     finished = [turn for turn in TOLD["turns"] if turn["id"] != f"{ID}7"]
@@ -128,8 +128,8 @@ async def test_what_is_exported_comes_in_as_it_was(path: Path, tmp_path: Path) -
         Settings(var=var, claude_config_dir=tmp_path / "claude") for var in (path.parent, tmp_path / "other")
     )
     file = tmp_path / "chain.export"
-    await upkeep.export(here, "local", "ada", file)
-    await upkeep.import_(there, "local", file, None)
+    await moving.export(here, "local", "ada", file)
+    await moving.import_(there, "local", file, None)
     async with store_at(path) as store, store_at(there.var / FILE) as other:
         before, after = await told(store), await told(other)
         assert before["turns"][:-1] == after["turns"]
@@ -145,7 +145,7 @@ async def test_an_export_of_0_1_with_tools_that_are_none_is_refused(tmp_path: Pa
     lines = (HERE / "chain.export").read_text().replace('"parallel":true', '"parallel":5').splitlines()[:-1]
     await _sealed(file, lines)
     with pytest.raises(InvalidRequest, match=r"wants\.tool_choice\.parallel"):
-        await upkeep.import_(settings, "local", file, None)
+        await moving.import_(settings, "local", file, None)
 
 
 async def _sealed(file: Path, lines: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.commands import inspecting
+from cli_session_proxy.commands import finding
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
@@ -47,7 +47,7 @@ async def test_a_turn_adopted_while_another_one_waited_shifts_no_number_in_any_f
         assert {row["id"]: row["number"] for row in part} == expected
         for turn_id, number in expected.items():
             assert (await http.get(f"/chains/ada/turns/{turn_id}")).json()["number"] == number
-            assert (await inspecting.show(settings, None, turn_id))["turn"]["number"] == number
+            assert (await finding.show(settings, None, turn_id))["turn"]["number"] == number
         for form in ("markdown", "html"):
             told = (await http.get("/chains/ada", params={"format": form})).text
             pairs = zip(re.findall(r"Turn (\d+) ", told), re.findall(r"word (\w+)", told), strict=False)

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from cli_session_proxy.commands import changing
 from cli_session_proxy.commands.asking import key_of
-from cli_session_proxy.commands.login import serves_others
+from cli_session_proxy.commands.prerequisites import serves_others
 from cli_session_proxy.errors import ConfigError, Unauthorized
 from cli_session_proxy.http.audit import audit_of
 from cli_session_proxy.http.binding import bound

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from cli_session_proxy import logs
-from cli_session_proxy.commands.login import report
+from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.evidence import Evidence, Refusal
 from cli_session_proxy.domain.models import Agent, Link

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from cli_session_proxy.commands import asking, changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
-from cli_session_proxy.commands.login import TERMS, shared_login
+from cli_session_proxy.commands.prerequisites import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bind, bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine, environment
 from cli_session_proxy.backends.claude.process.memory import size, weigh
-from cli_session_proxy.commands.login import report
+from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, SandboxError
 from cli_session_proxy.http.keys import make

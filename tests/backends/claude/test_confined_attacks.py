@@ -30,7 +30,7 @@ from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.backends.claude.transcript import Projects, files
-from cli_session_proxy.commands import inspecting
+from cli_session_proxy.commands import finding
 from cli_session_proxy.commands.verifying import verify
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
@@ -656,7 +656,7 @@ async def test_nobody_is_told_to_go_on_by_hand_where_a_confined_agent_wrote(shel
             found = await verifying.compare(
                 verifying.Verifier(shells.settings, engine.store), engine.store, agent, turn
             )
-            shown = inspecting._place(shells.settings, agent, turn.session_id)
+            shown = finding._place(shells.settings, agent, turn.session_id)
             assert (found.by_hand is None, shown["by_hand"] is None) == (profile == "confined",) * 2
 
 

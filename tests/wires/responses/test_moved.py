@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.limits import conversation_id
 from turnfault.provider.upstream import Upstream
 
@@ -51,9 +51,9 @@ async def test_a_conversation_goes_on_elsewhere_with_all_its_items(
         made, response = await a_conversation(door)
         before = await items(door, made.id)
         kept = (await door.http.get(f"/v1/responses/{response.id}")).json()
-        await upkeep.export(door.settings, "local", made.id, file)
+        await moving.export(door.settings, "local", made.id, file)
     async with open_door(var=tmp_path / "there", claude_config_dir=tmp_path / "config-there") as door:
-        await upkeep.import_(door.settings, "local", file, None)
+        await moving.import_(door.settings, "local", file, None)
         assert await items(door, made.id) == before
         assert (await door.openai.conversations.retrieve(made.id)).metadata == {"topic": "moving"}
         assert (await door.http.get(f"/v1/responses/{response.id}")).json() == kept
@@ -66,8 +66,8 @@ async def test_a_copy_beside_it_has_ids_of_its_own(open_door: OpenDoor, upstream
     file = tmp_path / "x.jsonl"
     async with open_door() as door:
         made, _ = await a_conversation(door)
-        await upkeep.export(door.settings, "local", made.id, file)
-        assert (await upkeep.import_(door.settings, "local", file, "copy")).renamed
+        await moving.export(door.settings, "local", made.id, file)
+        assert (await moving.import_(door.settings, "local", file, "copy")).renamed
         copy = conversation_id("copy")
         before, after = await items(door, made.id), await items(door, copy)
         assert [text for _, text in after] == [text for _, text in before]
@@ -89,7 +89,7 @@ async def test_a_file_of_the_first_version_is_read_as_well(
         response = await door.openai.responses.create(
             model="sonnet", input="remember a = 1", extra_body={"agent_id": "a"}
         )
-        await upkeep.export(door.settings, "local", "a", new)
+        await moving.export(door.settings, "local", "a", new)
     lines = [json.loads(line) for line in new.read_text().splitlines()]
     lines[0]["schema"] = "cli-session-proxy/export/1"
     told = [line for line in lines[:-1] if "conversation" not in line and "item" not in line]
@@ -101,6 +101,6 @@ async def test_a_file_of_the_first_version_is_read_as_well(
     end = lines[-1]["end"] | {"lines": len(told), "sha256": hashlib.sha256(body.encode()).hexdigest()}
     old.write_text(f"{body}{json.dumps({'end': end}, separators=(',', ':'))}\n")
     async with open_door(var=tmp_path / "there", claude_config_dir=tmp_path / "config-there") as door:
-        await upkeep.import_(door.settings, "local", old, None)
+        await moving.import_(door.settings, "local", old, None)
         followed = await door.openai.responses.create(model="sonnet", input="recall", previous_response_id=response.id)
         assert followed.output_text == "I remember: a is 1."

@@ -60,7 +60,7 @@ _TIMEOUT = re.compile(r"timed?[ -]?out\b", re.IGNORECASE)
 # A 400 about something in the transcript: our fault, not the client's.
 _HISTORY = re.compile(r"signature|`?thinking`?|tool_use|tool_result|cache_control|roles must alternate", re.IGNORECASE)
 
-# The instruction of `commands.login` without this machine's paths, for clients.
+# The instruction of `commands.prerequisites` without this machine's paths, for clients.
 NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
 
 

@@ -1,4 +1,4 @@
-"""The CLI's login: `serve` and `doctor` say what is missing, `login` runs the CLI's own login.
+"""What `serve` and `doctor` say before a turn: a missing login, an unsafe place. `login` runs the CLI's own login.
 
 No credential is read here: the environment is searched for variable names, the CLI reports its login, and the CLI's
 own login talks to the person at the terminal.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..backends.base import Login
+from ..backends.claude.mounts import file_system
 from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.failures import likely_model
 from ..errors import ClaudeUnavailable, ConfigError
@@ -21,7 +23,6 @@ from ..http.binding import is_loopback
 from ..http.keys import Keys
 from ..sandbox import LOCAL_OWNER
 from ..settings import MODELS, Settings
-from . import places
 
 # Anthropic's own page. It changes, so it is linked and not quoted.
 TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
@@ -39,7 +40,7 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
     for profile, variable in sorted(settings.logins.items()):
         if not os.environ.get(variable):
             yield f"profile {profile}: its login has to be in {variable}, which is not set: its turns fail with 401"
-    for says, mend in places.warnings(settings):
+    for says, mend in unsafe_places(settings):
         yield f"{says}: {mend}"
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
@@ -153,3 +154,44 @@ async def _in_terminal(claude: Path, words: Sequence[str], env: Mapping[str, str
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+# --- unsafe places for a database: synced folders and network file systems
+
+PROGRAM = Path(__file__).parent
+# Folders that programs sync to other machines, even in the middle of a write and without locks.
+SYNCED = {
+    "Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud's folder", "Dropbox": "Dropbox",
+    "Google Drive": "Google Drive", "Nextcloud": "Nextcloud", "pCloud Drive": "pCloud",
+}  # fmt: skip
+ONEDRIVE = "OneDrive"  # also "OneDrive - Company"
+# Folders that macOS can move into iCloud Drive.
+IN_ICLOUD = ("Desktop", "Documents")
+ICLOUD = Path("Library/Mobile Documents/com~apple~CloudDocs")
+NETWORK = {
+    "nfs": "NFS", "nfs4": "NFS", "smbfs": "SMB", "cifs": "SMB", "smb3": "SMB", "afpfs": "AFP", "webdav": "WebDAV",
+    "9p": "a Windows drive", "drvfs": "a Windows drive", "fuse.sshfs": "sshfs",
+}  # fmt: skip
+
+
+def unsafe_places(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Directories in unsafe places, and how to fix it."""
+    asked = ("var", settings.var, "choose another with --var"), ("the program", PROGRAM, "install it elsewhere")
+    for what, path, mend in asked:
+        if (why := why_unsafe(path)) is not None:
+            yield f"{what} ({path}) lies {why}", mend
+
+
+def why_unsafe(path: Path) -> str | None:
+    """Why this directory is unsafe; None if no reason is known."""
+    real = Path(os.path.realpath(path))
+    for part in real.parts:
+        if part in SYNCED or part.startswith(ONEDRIVE):
+            return f"in {SYNCED.get(part, ONEDRIVE)}, which copies files while they are being written"
+    home = Path.home()
+    if sys.platform == "darwin" and real.is_relative_to(home):
+        first = real.relative_to(home).parts[:1]
+        if first and first[0] in IN_ICLOUD and (home / ICLOUD / first[0]).exists():
+            return "in iCloud Drive, which copies files while they are being written"
+    kind = NETWORK.get(file_system(real))
+    return None if kind is None else f"on {kind}, where locks and synced writes may not hold"
