@@ -38,7 +38,6 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -121,6 +120,8 @@ ENVIRONMENT_OF_PROVIDERS = {
 MIN_SECRET = 16
 # The most bytes of a file of secrets.
 _LONGEST_SECRETS = 1024 * 1024
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 # Characters. A fix_id must fit into one line of a commit's trailers.
 FIX_ID_LIMIT = 300
 
@@ -139,6 +140,80 @@ def fix_id_of(text: str) -> str:
     return text
 
 
+def spelled(path: Path) -> Path:
+    """The absolute path, spelled as on the disk. macOS also accepts other spellings, but the CLI would make a session
+    folder for each of them. Missing parts stay as they are."""
+    if sys.platform != "darwin":
+        return path
+
+    def folded(name: str) -> str:
+        return unicodedata.normalize("NFC", name).casefold()
+
+    folder = Path(path.anchor)
+    for part in path.parts[1:]:
+        try:
+            names = os.listdir(folder)
+            alike = [name for name in names if folded(name) == folded(part)] if part not in names else []
+            folder /= next((name for name in alike if os.path.samefile(folder / name, folder / part)), part)
+        except OSError:
+            folder /= part
+    return folder
+
+
+def _origin(text: str) -> str:
+    """One origin, as browsers write it. Raises `ValueError`."""
+    named = origin(text)
+    if named is None:
+        raise ValueError(f"{text!r} is not one origin: give scheme://host or scheme://host:port, without * or a path")
+    scheme, name, port = named
+    host = f"[{name}]" if ":" in name else name
+    is_usual = port is None or origin(f"{scheme}://{host}") == named
+    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
+
+
+def _of_scheme(url: SecretStr, schemes: tuple[str, ...], like: str) -> SecretStr:
+    """The URL, if it has one of the schemes. Raises `ValueError`, which never quotes it: it may contain a password."""
+    if not url.get_secret_value().startswith(schemes):
+        raise ValueError(f"it takes {like}")
+    return url
+
+
+def _advertised(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("it takes the address at which other proxies reach this one: http://10.0.0.2:8787")
+    return _origin(url)
+
+
+def _header_name(name: str) -> str:
+    if not _HEADER.fullmatch(name):
+        raise ValueError("it takes the name of one header, such as X-Forwarded-User")
+    return name
+
+
+def _networks(given: Any) -> Any:
+    """Addresses, or networks in CIDR, but not the whole address space."""
+    networks = []
+    for text in [given] if isinstance(given, str) else given:
+        try:
+            network = ip_network(text if isinstance(text, IPv4Network | IPv6Network) else str(text))
+        except ValueError as exc:
+            raise ValueError(f"{exc}: write an address, or a network such as 10.1.2.0/24") from exc
+        if network.prefixlen == 0:
+            raise ValueError(f"{network} is every address: name those of the gateway")
+        networks.append(network)
+    return tuple(networks)
+
+
+PathOnDisk = Annotated[Path, AfterValidator(lambda path: spelled(Path(os.path.abspath(path.expanduser()))))]
+Origins = Annotated[tuple[str, ...], AfterValidator(lambda given: tuple(map(_origin, given)))]
+PostgresqlUrl = Annotated[SecretStr, AfterValidator(partial(
+    _of_scheme, schemes=("postgresql://", "postgres://"),
+    like="postgresql://user@host:5432/database; leave it out for SQLite in --var",
+))]  # fmt: skip
+RedisUrl = Annotated[SecretStr, AfterValidator(partial(
+    _of_scheme, schemes=("redis://", "rediss://"),
+    like="redis://host:6379 or rediss://…; leave it out, and the store tells",
+))]  # fmt: skip
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 
@@ -173,8 +248,6 @@ _FILES_OF_LIBPQ = ("PGPASSFILE", "PGSSLKEY", "PGSERVICEFILE")
 _FILES_OF_AWS = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _HOME_OF_AWS = (".aws/credentials", ".aws/config")
 _HOME_OF_LIBPQ = (".pgpass", ".pg_service.conf", ".postgresql/postgresql.key")
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 
 
 PositiveDollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -190,6 +263,22 @@ def web_address(value: str, like: str) -> str:
     return value
 
 
+def _litellm_model(name: str) -> str:
+    """LiteLLM's name of a model that is not behind this proxy. Raises `ValueError`."""
+    if not is_model(name):
+        raise ValueError(f"{name[:80]!r} is no name of a model: write it as LiteLLM does, like openai/gpt-5.2")
+    if name.startswith("claude-cli/"):
+        raise ValueError(f"{name} is the Claude CLI behind this proxy: ask for {name.partition('/')[2]} instead")
+    return name
+
+
+def _free_params(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, without those that the proxy itself sets. Raises `ValueError`."""
+    if taken := sorted(OWN_PARAMS & params.keys()):
+        raise ValueError(f"{taken[0]} is set by the proxy itself: leave it out")
+    return params
+
+
 class ModelSettings(_Table):
     """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
 
@@ -199,33 +288,17 @@ class ModelSettings(_Table):
     out. `images`, `documents`, `tools`: whether the model accepts these; None: as LiteLLM knows.
     """
 
-    litellm: str
+    litellm: Annotated[str, AfterValidator(_litellm_model)]
     api_base: Annotated[str, AfterValidator(partial(web_address, like="https://api.example.com/v1"))] | None = None
     api_key_env: VariableName | None = None
     window: WindowText | None = None
     window_summary: bool = False
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], AfterValidator(_free_params)] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
     thinking_as_text: bool = False
     images: bool | None = None
     documents: bool | None = None
     tools: bool | None = None
-
-    @field_validator("litellm")
-    @classmethod
-    def _reaches_no_proxy(cls, value: str) -> str:
-        if not is_model(value):
-            raise ValueError(f"{value[:80]!r} is no name of a model: write it as LiteLLM does, like openai/gpt-5.2")
-        if value.startswith("claude-cli/"):
-            raise ValueError(f"{value} is the Claude CLI behind this proxy: ask for {value.partition('/')[2]} instead")
-        return value
-
-    @field_validator("params")
-    @classmethod
-    def _are_not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(OWN_PARAMS & value.keys()):
-            raise ValueError(f"{taken[0]} is set by the proxy itself: leave it out")
-        return value
 
 
 class Profile(_Table):
@@ -321,10 +394,10 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8787, ge=0, le=65535)
     uds: AbsolutePath | None = None  # a unix socket for this user only, instead of host and port
-    var: Path = Path("var")
-    store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
-    sandbox_root: Path | None = None  # the folder of agents' directories, equal on all hosts; None: <var>/sandbox
-    allowed_origins: tuple[str, ...] = ()  # other pages that may send requests, exactly: scheme://host[:port]
+    var: PathOnDisk = Path("var")
+    store: PostgresqlUrl | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
+    sandbox_root: PathOnDisk | None = None  # the folder of agents' directories, equal on all hosts; None: <var>/sandbox
+    allowed_origins: Origins = ()  # other pages that may send requests, exactly: scheme://host[:port]
     # the CLI
     backend: str = "claude"  # a name that a package registered (see `backends.auto`)
     claude_bin: AbsolutePath | None = None
@@ -354,14 +427,14 @@ class Settings(BaseModel):
     audit: Path | None = None  # the audit log (see `http.audit`); None: in `var` if there are keys
     i_am_the_only_user: bool = False  # all keys and addresses belong to one person, so a subscription may serve them
     # Instead of keys: the header in which a gateway names the owner, and the networks of the gateway.
-    trusted_header: str | None = None
-    trusted_header_from: tuple[IPv4Network | IPv6Network, ...] = ()
+    trusted_header: Annotated[str, AfterValidator(_header_name)] | None = None
+    trusted_header_from: Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)] = ()
     # several hosts on one store: this proxy's address for the others, their shared secret, the registry of which host
     # has an agent warm (a Redis URL; None: the store), and whether all hosts see the same sandboxes
-    advertise: str | None = None
+    advertise: Annotated[str, AfterValidator(_advertised)] | None = None
     cluster_key: SecretStr | None = Field(default=None, repr=False)
     cluster_key_file: AbsolutePath | None = None
-    registry: SecretStr | None = Field(default=None, repr=False)
+    registry: RedisUrl | None = Field(default=None, repr=False)
     sandboxes: Literal["own", "shared"] = "own"
     # bounds
     turn_timeout: float = Field(default=1800.0, gt=0)
@@ -400,64 +473,6 @@ class Settings(BaseModel):
     idempotency_hours: float = Field(default=24.0, gt=0)
     timezone: Zone = "local"  # of times that are shown to people
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    @field_validator("allowed_origins", mode="after")
-    @classmethod
-    def _exact(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Each as one origin, in a browser's spelling."""
-        return tuple(_origin(text) for text in value)
-
-    @field_validator("advertise", mode="after")
-    @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if not value.startswith(("http://", "https://")):
-            raise ValueError("it takes the address at which other proxies reach this one: http://10.0.0.2:8787")
-        return _origin(value)
-
-    @field_validator("trusted_header", mode="after")
-    @classmethod
-    def _is_a_header(cls, value: str | None) -> str | None:
-        if value is not None and not _HEADER.fullmatch(value):
-            raise ValueError("it takes the name of one header, such as X-Forwarded-User")
-        return value
-
-    @field_validator("trusted_header_from", mode="before")
-    @classmethod
-    def _are_networks(cls, value: Any) -> Any:
-        """Addresses, or networks in CIDR, but not the whole address space."""
-        networks = []
-        for text in [value] if isinstance(value, str) else value:
-            try:
-                network = ip_network(text if isinstance(text, IPv4Network | IPv6Network) else str(text))
-            except ValueError as exc:
-                raise ValueError(f"{exc}: write an address, or a network such as 10.1.2.0/24") from exc
-            if network.prefixlen == 0:
-                raise ValueError(f"{network} is every address: name those of the gateway")
-            networks.append(network)
-        return tuple(networks)
-
-    @field_validator("registry", mode="after")
-    @classmethod
-    def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None or value.get_secret_value().startswith(("redis://", "rediss://")):
-            return value
-        raise ValueError("it takes redis://host:6379 or rediss://…; leave it out, and the store tells")
-
-    @field_validator("var", "sandbox_root", mode="after")
-    @classmethod
-    def _as_on_disk(cls, value: Path | None) -> Path | None:
-        return None if value is None else spelled(Path(os.path.abspath(value.expanduser())))
-
-    @field_validator("store", mode="after")
-    @classmethod
-    def _is_postgresql(cls, value: SecretStr | None) -> SecretStr | None:
-        """The value is never quoted: it may contain a password."""
-        url = "" if value is None else value.get_secret_value()
-        if value is None or url.startswith(("postgresql://", "postgres://")):
-            return value
-        raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
 
     @model_validator(mode="after")
     def _trusted_header_is_safe(self) -> Settings:
@@ -722,37 +737,6 @@ def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     both = {name: below[name] for name in below.keys() & above.keys()}
     tables = {n: _over(above[n], v) for n, v in both.items() if isinstance(v, dict) and isinstance(above[n], dict)}
     return {**below, **above, **tables}
-
-
-def spelled(path: Path) -> Path:
-    """The absolute path, spelled as on the disk. macOS also accepts other spellings, but the CLI would make a session
-    folder for each of them. Missing parts stay as they are."""
-    if sys.platform != "darwin":
-        return path
-
-    def folded(name: str) -> str:
-        return unicodedata.normalize("NFC", name).casefold()
-
-    folder = Path(path.anchor)
-    for part in path.parts[1:]:
-        try:
-            names = os.listdir(folder)
-            alike = [name for name in names if folded(name) == folded(part)] if part not in names else []
-            folder /= next((name for name in alike if os.path.samefile(folder / name, folder / part)), part)
-        except OSError:
-            folder /= part
-    return folder
-
-
-def _origin(text: str) -> str:
-    """One origin, as browsers write it. Raises `ValueError`."""
-    named = origin(text)
-    if named is None:
-        raise ValueError(f"{text!r} is not one origin: give scheme://host or scheme://host:port, without * or a path")
-    scheme, name, port = named
-    host = f"[{name}]" if ":" in name else name
-    is_usual = port is None or origin(f"{scheme}://{host}") == named
-    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
 
 
 def paths_in(text: str) -> set[Path]:
