@@ -14,9 +14,9 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 58_384
-FUNCTIONS = 3_530
-SHREDS = 47
+LINES = 58_328
+FUNCTIONS = 3_526
+SHREDS = 50
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,32 @@ OUTPUT_REFUSED = "output_refused"
 # - `model`       made for the CLI from the answer of another model
 RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory", "model"]
 
+# These codes in the words of a dump. Programs have relied on them since 0.1, which stored the words (see `legacy`).
+WHY: Mapping[RepairCode, str] = {
+    "client_history": "the client's history was imported",
+    "left_path": "the path leaves the session's",
+    "taken_back": "the process was taken back to the path",
+    "first_written": "the first turn ran in a process that is shared",
+    "open_calls": "nobody waits for these results any more",
+    "left_out": "the model's API would not take all of it",
+    "other_model": "another model had answered since",
+    "window": "the request shows a window of the conversation",
+}
+DONE: Mapping[RepairCode, str] = {
+    "rewritten": "written again from the chain's records",
+    "moved": "moved back",
+}
+RECORDS: Mapping[RecordsFrom, str] = {
+    "transcript": "read from the transcript",
+    "copy": "read from the CLI's copy of the session",
+    "replaced": "the transcript was replaced during the turn",
+    "frames": "the transcript is gone; records made from the frames",
+    "unlinked": "the transcript does not continue the path",
+    "cut": "cut at a stop sequence",
+    "memory": "kept in memory",
+    "model": "made for the CLI from the answer of another model",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Repair(Sparse):

@@ -9,31 +9,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .evidence import OUTPUT_REFUSED, Evidence, ExternalOrigin, RecordsFrom, Repair, RepairCode, StreamCut
+from .evidence import DONE, OUTPUT_REFUSED, RECORDS, WHY, Evidence, ExternalOrigin, Repair, StreamCut
 from .models import JSON, LinkReason, Placed, TurnOptions
 
 _PLACED = ("rule", "messages", "matched", "imported", "diverged_at", "delta")
 _BY_CLIENT = "sent by the client as history"
 _WAITED = "waited for these results"
 _EXIT_CODE = re.compile(r"had ended with exit code (-?\d+)")
-_WHY: Mapping[str, RepairCode] = {
-    "the client's history was imported": "client_history",
-    "the path leaves the session's": "left_path",
-    "nobody waits for these results any more": "open_calls",
-}
-_DONE: Mapping[str, RepairCode] = {
-    "written again from the chain's records": "rewritten",
-    "moved back": "moved",
-}
-_RECORDS: Mapping[str, RecordsFrom] = {
-    "read from the transcript": "transcript",
-    "read from the CLI's copy of the session": "copy",
-    "the transcript was replaced during the turn": "replaced",
-    "the transcript is gone; records made from the frames": "frames",
-    "the transcript does not continue the path": "unlinked",
-    "cut at a stop sequence": "cut",
-    "kept in memory": "memory",
-}
+# 0.1 stored the words of a dump: back to their codes.
+_CODE_OF_WHY = {words: code for code, words in WHY.items()}
+_CODE_OF_DONE = {words: code for code, words in DONE.items()}
+_CODE_OF_RECORDS = {words: code for code, words in RECORDS.items()}
 
 
 class SplitReason(NamedTuple):
@@ -87,12 +73,12 @@ def link_detail(reason: LinkReason, old: JSON) -> JSON:
     if reason not in ("rebuilt", "branched", "moved", "adopted"):
         return new
     why = new.pop("why", None)
-    if str(why) in _WHY:
-        new["code"] = _WHY[why]
+    if str(why) in _CODE_OF_WHY:
+        new["code"] = _CODE_OF_WHY[why]
     elif why is not None:
         new["note"] = why
-    if str(new.get("done")) in _DONE:
-        new["code"] = _DONE[new.pop("done")]
+    if str(new.get("done")) in _CODE_OF_DONE:
+        new["code"] = _CODE_OF_DONE[new.pop("done")]
     return new
 
 
@@ -124,5 +110,5 @@ _EVIDENCE: Mapping[str, tuple[str, Any]] = {
     "cuts": ("cuts", lambda cuts: tuple(StreamCut(cut["text"], cut["thinking"]) for cut in cuts)),
     "compacted": ("compacted", None),
     "settled": ("settled", bool),
-    "records": ("records", _RECORDS.get),
+    "records": ("records", _CODE_OF_RECORDS.get),
 }

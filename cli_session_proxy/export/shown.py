@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypedDict  # pydantic, which checks dumps in the tests, needs this one before Python 3.12
 
 from .. import redact
-from ..domain.evidence import NOTHING, Evidence, RecordsFrom, RepairCode
+from ..domain.evidence import DONE, NOTHING, RECORDS, WHY, Evidence
 from ..domain.models import (
     JSON,
     PLAIN,
@@ -152,31 +152,6 @@ D_co = TypeVar("D_co", covariant=True)
 # Fields of a turn's reason that `continuity` decided (docs/continuity-rules.md); the others are about its session.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
 
-# Words that a dump shows for a code. Programs have relied on them since 0.1.
-_WHY: Mapping[RepairCode, str] = {
-    "client_history": "the client's history was imported",
-    "left_path": "the path leaves the session's",
-    "taken_back": "the process was taken back to the path",
-    "first_written": "the first turn ran in a process that is shared",
-    "open_calls": "nobody waits for these results any more",
-    "left_out": "the model's API would not take all of it",
-    "other_model": "another model had answered since",
-    "window": "the request shows a window of the conversation",
-}
-_DONE: Mapping[RepairCode, str] = {
-    "rewritten": "written again from the chain's records",
-    "moved": "moved back",
-}
-_RECORDS: Mapping[RecordsFrom, str] = {
-    "transcript": "read from the transcript",
-    "copy": "read from the CLI's copy of the session",
-    "replaced": "the transcript was replaced during the turn",
-    "frames": "the transcript is gone; records made from the frames",
-    "unlinked": "the transcript does not continue the path",
-    "cut": "cut at a stop sequence",
-    "memory": "kept in memory",
-    "model": "made for the CLI from the answer of another model",
-}
 # Fields of the evidence that a dump shows as they are stored.
 _UNCHANGED = (
     "left_off", "cache_miss", "sandbox", "files_at", "verified", "reloaded", "output_refused", "retries", "cuts",
@@ -300,7 +275,7 @@ def reason_of(turn: Turn) -> JSON:
     if evidence.settled:
         out["settled"] = "the proxy died after the CLI had finished this turn: read from the transcript"
     if evidence.records is not None:
-        out["records"] = _RECORDS.get(evidence.records, evidence.records)
+        out["records"] = RECORDS.get(evidence.records, evidence.records)
     if evidence.brought is not None:
         by_client = evidence.brought.by == "client"
         out["why"] = "sent by the client as history" if by_client else evidence.brought.note
@@ -313,11 +288,11 @@ def _detail(stored: JSON) -> JSON:
     """`LinkDump.detail`."""
     out = {name: value for name, value in stored.items() if name not in ("code", "note", "settled")}
     code: Any = stored.get("code")
-    why = _WHY.get(code) or stored.get("note")
+    why = WHY.get(code) or stored.get("note")
     if why is not None:
         out["why"] = why
-    if code in _DONE:
-        out["done"] = _DONE[code]
+    if code in DONE:
+        out["done"] = DONE[code]
     if "settled" in stored:
         out["settled"] = "after a crash"
     return out

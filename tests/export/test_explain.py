@@ -14,11 +14,22 @@ from cli_session_proxy.backends.claude.sessions.tails import Origin
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.entries import How
 from cli_session_proxy.domain import times
-from cli_session_proxy.domain.evidence import Evidence, Note, NoteCode, RecordsFrom, Refusal, Repair, RepairCode
+from cli_session_proxy.domain.evidence import (
+    DONE,
+    RECORDS,
+    WHY,
+    Evidence,
+    Note,
+    NoteCode,
+    RecordsFrom,
+    Refusal,
+    Repair,
+    RepairCode,
+)
 from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason, Placed, Session, Turn
 from cli_session_proxy.domain.ordering import numbered, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import explain, feed, shown, words
+from cli_session_proxy.export import explain, feed, words
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -160,8 +171,8 @@ def test_the_link_of_another_turn_hides_nothing() -> None:
 
 
 def test_there_are_words_for_each_code() -> None:
-    assert set(shown._RECORDS) == set(get_args(RecordsFrom))
-    assert {*shown._WHY, *shown._DONE} == set(get_args(RepairCode))
+    assert set(RECORDS) == set(get_args(RecordsFrom))
+    assert {*WHY, *DONE} == set(get_args(RepairCode))
     assert set(explain._NOTES) == set(get_args(NoteCode))
     assert set(explain._BEHIND) == set(get_args(Origin))
     assert set(explain._FOUND) | {"equal"} == set(get_args(Found))
