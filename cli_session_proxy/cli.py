@@ -653,14 +653,10 @@ def memory(
 )
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
     """Measure what a server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
-    from turnfault import bench, cli
-
-    from .backends.claude.process import capability
+    from .commands.demo import bench_continuity as run
     from .settings import load
 
-    settings = load(claude_bin=claude_bin)
-    claude = ["--claude", str(capability.find(settings))] if bench.BARE in context.args else []
-    cli.main(["run", *context.args, *claude])
+    run(load(claude_bin=claude_bin), context.args)
 
 
 @_command(

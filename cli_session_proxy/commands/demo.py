@@ -3,6 +3,8 @@
     OpenAI's chat requests ─▶ our HTTP server ─▶ engine ─▶ the real CLI ─▶ a scripted model on loopback
 
 All its files are in a temporary folder. It uses a fake key, and no login or file of the user.
+
+Also `bench-continuity`: turnfault itself, with the CLI that this proxy would run.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from turnfault import bench, cli
 from turnfault.provider.upstream import Upstream
 
+from ..backends.claude.process import capability
 from ..http.served import place_of
 from ..http.server import Server, create_app
 from ..settings import Settings
@@ -124,3 +128,9 @@ async def _talk(http: httpx.AsyncClient, say: Say, lines: tuple[tuple[str, str],
         say(f"  you    {message}\n  agent  {text}   [{how}, session {answer.headers.get('x-session-id', '-')[:8]}]\n")
         as_expected = as_expected and text == expected
     return as_expected
+
+
+def bench_continuity(settings: Settings, args: Sequence[str]) -> None:
+    """Run `turnfault run` with these arguments, and exit with its code; 2 if it cannot be run."""
+    claude = ["--claude", str(capability.find(settings))] if bench.BARE in args else []
+    cli.main(["run", *args, *claude])
