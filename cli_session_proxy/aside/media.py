@@ -12,8 +12,8 @@ from ..domain.models import Block
 from .attachments import Fitted, UnreadableImage, document_fault, fitted_image
 from .pool import Aside, OutOfBoundsError
 
-# How many results are cached, each with up to 5 MB of a smaller image.
-KNOWN = 16
+# How many results are cached. Each may have a smaller image of up to 5 MB.
+CACHED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,17 @@ class Media:
 
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
-        self._known: OrderedDict[str, Fitted | str | None] = OrderedDict()
+        # By hash of the data: a smaller image, or why it cannot be read, or None if it can stay.
+        self._cache: OrderedDict[str, Fitted | str | None] = OrderedDict()
 
-    async def changed(self, block: Block) -> ReplacedBlock | None:
+    async def replacement(self, block: Block) -> ReplacedBlock | None:
         """The replacement of an image or document; None if it can stay."""
         source = block.get("source")
         kind = block.get("type")
         if kind not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
             return None
         if kind == "document":
-            why = await self.fault(source)
+            why = await self.document_error(source)
             return None if why is None else ReplacedBlock("unreadable_documents_left_out", _left_out("A document", why))
         result = await self._checked(fitted_image, source)
         if result is None:
@@ -48,24 +49,24 @@ class Media:
         smaller = {"type": "base64", "media_type": result.media_type, "data": result.data}
         return ReplacedBlock("images_made_smaller", {**block, "source": smaller})
 
-    async def fault(self, source: Block) -> str | None:
+    async def document_error(self, source: Block) -> str | None:
         """Why a PDF cannot be read; None if it can."""
         result = await self._checked(document_fault, source)
         assert not isinstance(result, Fitted)
         return result
 
     async def _checked(self, check: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
-        """The cached result of `check`, or why it could not be made."""
+        """The result of `check`, cached; if it raises, the message of the error."""
         data = str(source.get("data", ""))
         key = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
-        if key not in self._known:
+        if key not in self._cache:
             try:
-                self._known[key] = await self._aside.reading.call(check, data)
+                self._cache[key] = await self._aside.reading.call(check, data)
             except (UnreadableImage, OutOfBoundsError) as exc:
-                self._known[key] = str(exc)
-        result = self._known[key]
-        while len(self._known) > KNOWN:
-            self._known.popitem(last=False)
+                self._cache[key] = str(exc)
+        result = self._cache[key]
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
         return result
 
 

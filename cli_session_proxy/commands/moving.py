@@ -159,7 +159,7 @@ async def _looking() -> AsyncIterator[Replacement]:
     media = Media(aside)
 
     def look(block: Block) -> tuple[NoteCode, Block] | None:
-        found = asyncio.run_coroutine_threadsafe(media.changed(block), loop).result()
+        found = asyncio.run_coroutine_threadsafe(media.replacement(block), loop).result()
         return None if found is None else (found.code, found.block)
 
     try:

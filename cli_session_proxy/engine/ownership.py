@@ -77,8 +77,8 @@ class Instances:
         self._run = var / RUN
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
-        self._ahead: float | None = None  # the store's clock minus this host's steady clock
-        self._took = float("inf")  # seconds that the reading of `_ahead` took
+        self._clock_offset: float | None = None  # the store's clock minus this host's steady clock
+        self._reading_took = float("inf")  # seconds that the reading of this offset took
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -110,13 +110,13 @@ class Instances:
             before = _steady()
             server_time = await self._elsewhere.clock()
             took = _steady() - before
-            if took <= max(EXACT, self._took):
-                self._ahead, self._took = server_time - before - took / 2, took
+            if took <= max(EXACT, self._reading_took):
+                self._clock_offset, self._reading_took = server_time - before - took / 2, took
 
     def now(self) -> float:
         """Seconds since 1970 by the store's clock, which all its proxies share: the clocks of hosts may differ by
         hours, and jump."""
-        return time.time() if self._ahead is None else self._ahead + _steady()
+        return time.time() if self._clock_offset is None else self._clock_offset + _steady()
 
     def others(self) -> list[str]:
         """The ids of all other known proxies, alive or dead."""

@@ -360,7 +360,7 @@ class RequestFitting:
         source = document.get("source")
         if not isinstance(source, dict) or source.get("type") != "base64":
             return
-        why = await self._media.fault(source)
+        why = await self._media.document_error(source)
         if why is not None:
             raise InvalidRequest(
                 f"the PDF in the newest message cannot be read: {why}. Nothing was sent to the model; send the "
@@ -381,7 +381,7 @@ class RequestFitting:
             if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
                 out.append({**block, "content": list(await self._blocks(block["content"]))})
                 continue
-            changed = await self._media.changed(block)
+            changed = await self._media.replacement(block)
             if changed is not None:
                 self._changed[changed.code] += 1
             out.append(block if changed is None else changed.block)

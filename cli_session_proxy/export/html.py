@@ -22,7 +22,7 @@ from . import shown
 from .explain import MARKED_REASONS, cache_in_words
 from .outline import Node, Outline, outline, turns_of
 from .shown import MeasuredDump, Renderer, render_in_process
-from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
+from .words import KINDS, UNSAFE, UNSURE, WHY, count, visible
 
 # So many of the last turns are unfolded when the page opens.
 UNFOLDED = 3
@@ -218,7 +218,7 @@ def _text(value: str) -> str:
 
 
 _common = lru_cache(256)(_text)  # for words that most turns have
-_NOT_AS_IT_IS = re.compile(f"[&<>\"'{UNSEEN}]")
+_NOT_AS_IT_IS = re.compile(f"[&<>\"'{UNSAFE}]")
 
 
 _json = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode

@@ -49,24 +49,24 @@ async def markdown(
 
 
 def _turn(number: int, turn: Turn, previous_id: str | None, links: Sequence[Link], dump: ContentDump) -> Iterator[str]:
-    how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
-    facts = [turn.status, how, turn.model, times.written(turn.created_at)]
+    run_how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
+    facts = [turn.status, run_how, turn.model, times.written(turn.created_at)]
     cached = cache_in_words(turn.usage)
-    where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {cached}" if cached else "")
+    ids = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {cached}" if cached else "")
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
-    yield f"<sub>{_plain(where)}</sub>\n"
-    # It continues the head, and ended or still waits before that turn was decided.
-    never_began = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
-    if turn.parent_id != previous_id and not never_began:
+    yield f"<sub>{_plain(ids)}</sub>\n"
+    # A turn that continues the head gets its parent when it begins.
+    has_no_parent_yet = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
+    if turn.parent_id != previous_id and not has_no_parent_yet:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if why := placed(turn):
-        yield f"> {_common(' '.join(why))}\n"
+        yield f"> {_plain_cached(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
     for kind, text in shown.briefs(turn, links) if dump["says"] else ():
         yield f"> **{KINDS[kind]}**: {_plain(text)}\n"
     for message in dump["input"]:
-        yield f"**{_common(message['role'])}**\n"
+        yield f"**{_plain_cached(message['role'])}**\n"
         yield from _content(message["content"])
     if dump["tools"]:
         yield "**tools of the CLI**\n"
@@ -118,6 +118,6 @@ def _plain(text: str) -> str:
     return _MARKUP.sub(lambda found: "\\" + found[0], " ".join(text.split()))
 
 
-_common = lru_cache(256)(_plain)  # for words that most turns have
+_plain_cached = lru_cache(256)(_plain)  # for texts that most turns have
 _MARKUP = re.compile(r"[\\`*<>\[\]&]")
 _compact = json.JSONEncoder(ensure_ascii=False).encode

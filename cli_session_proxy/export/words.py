@@ -84,14 +84,15 @@ def money(dollars: float) -> str:
     return f"${dollars:.{4 if dollars < 0.1 else 2}f}" if dollars else ""
 
 
-# What steers a terminal, turns a line around or has no place in a page; joiners, which scripts and emoji need, stay.
-UNSEEN = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
-_UNSEEN = re.compile(f"[{UNSEEN}]")
+# Characters that control a terminal, change the direction of a line or are invalid in a page. Joiners are not among
+# them: scripts and emoji need them.
+UNSAFE = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
+_UNSAFE = re.compile(f"[{UNSAFE}]")
 
 
 def visible(text: str) -> str:
-    """Text of any lines in which every control character is shown as one."""
-    return text if text.replace("\n", "").isprintable() else _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    """The text with a visible character in place of each unsafe one. Lines stay."""
+    return text if text.replace("\n", "").isprintable() else _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 # --- a turn in brief; `explain` has the sentences with paths, ids and evidence

@@ -41,7 +41,7 @@ from ..base import (
 from . import messages, stream
 from .library import Clients, error_for, is_content_refusal, litellm
 from .messages import Rendering
-from .summary import SHOWN, TOKENS, Summaries
+from .summary import HEADER, TOKENS, Summaries
 
 NAME = "litellm"
 # Seconds before the first retry of a failed request; doubled for each further one. The provider's Retry-After counts if
@@ -156,8 +156,8 @@ class LiteLLMBackend:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.configured.thinking_as_text)
         # Blocks that the core added to the prompt come after the client's own, and only in this request.
-        own = [block for message in job.turn.shown_input for block in message.content]
-        added = [block for block in job.prompt if block not in own]
+        from_client = [block for message in job.turn.shown_input for block in message.content]
+        added = [block for block in job.prompt if block not in from_client]
         turns = ((turn.shown_input, turn.output) for turn in path.turns)
         request_messages = await asyncio.to_thread(rendering.path, turns, job.turn.shown_input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
@@ -166,20 +166,20 @@ class LiteLLMBackend:
         if path.outside and target.configured.window_summary:
             ask = partial(self._answer_to, target, costs)
             summary = await self.summaries.of(target.name, path.outside, target.context, ask)
-            silent = len(path.outside) if summary is None else summary.silent
-            notes += [Note("not_summarised", silent)] if silent else []
+            not_summarised = len(path.outside) if summary is None else summary.silent
+            notes += [Note("not_summarised", not_summarised)] if not_summarised else []
         if summary is not None:
             first = next(message for message in request_messages if message["role"] == "user")
-            content, opening = first["content"], f"{SHOWN}\n{summary.text}"
+            content, summary_text = first["content"], f"{HEADER}\n{summary.text}"
             if isinstance(content, str):
-                first["content"] = f"{opening}\n\n{content}"
+                first["content"] = f"{summary_text}\n\n{content}"
             else:
-                first["content"] = [{"type": "text", "text": opening}, *content]
-        taken = CallIds((*path.outside, *path.turns))
+                first["content"] = [{"type": "text", "text": summary_text}, *content]
+        used_ids = CallIds((*path.outside, *path.turns))
         if job.system:
             request_messages.insert(0, {"role": "system", "content": job.system})
         evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
-        return ModelExecution(self, job, target, request_messages, taken, evidence, sum(costs))
+        return ModelExecution(self, job, target, request_messages, used_ids, evidence, sum(costs))
 
     async def _answer_to(self, target: Target, costs: list[float], text: str) -> str:
         """The model's answer to one text, outside of any conversation. Its cost is appended to `costs`. Raises
@@ -271,7 +271,7 @@ class ModelExecution:
         job: Job,
         target: Target,
         request_messages: list[JSON],
-        taken: CallIds,
+        used_ids: CallIds,
         evidence: Evidence,
         spent: float,
     ) -> None:
@@ -279,7 +279,7 @@ class ModelExecution:
         self._job = job
         self._target = target
         self._messages = request_messages
-        self._taken = taken
+        self._used_ids = used_ids
         self._interrupted = False
         session, parent = job.session, job.parent
         self.session_id = session.id if session is not None else str(uuid.uuid4())
@@ -295,7 +295,7 @@ class ModelExecution:
         self._parameters, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
-        answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.offers.tools}, self._taken)
+        answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.offers.tools}, self._used_ids)
         tried = 0
         while True:
             begun = False

@@ -24,10 +24,10 @@ MOST, A_PIECE = 64 * 1024 * 1024, 64
 
 @dataclass(slots=True)
 class ModelAnswer:
-    """An answer that is being received. `taken`: ids of the calls on the path, and of this answer's."""
+    """An answer that is being received. `used_ids`: ids of the calls on the path, and of this answer's."""
 
     tools: Mapping[str, Tool]
-    taken: CallIds
+    used_ids: CallIds
     blocks: list[Block] = field(default_factory=list)
     model: str | None = None
     finish: str | None = None
@@ -91,9 +91,9 @@ class ModelAnswer:
                     f"the model called {call['name'][:64]!r}, which is not among the tools: send it again"
                 )
             known = call_id(str(call["id"]).partition(SIGNATURE)[0]) if call["id"] else ""
-            if not known or known in self.taken:  # some servers number the calls of each answer from 0
+            if not known or known in self.used_ids:  # some servers number the calls of each answer from 0
                 known = f"call_{uuid.uuid4().hex[:24]}"
-            self.taken.add(known)
+            self.used_ids.add(known)
             out.append(
                 {"type": "tool_use", "id": known, "name": tool.name, "input": _arguments("".join(call["arguments"]))}
             )

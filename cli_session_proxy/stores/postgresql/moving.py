@@ -13,7 +13,8 @@ from ..sql.tables import metadata
 from .database import MOVED, ROLLED_BACK, code_of
 from .store import PostgresqlStore
 
-# The lock timeout: a lock that is held longer is stuck. The mover's own transaction may be idle for long.
+# A lock that another program holds for longer than `lock_timeout` is stuck. The mover's own transaction may be idle for
+# long.
 _BEGIN = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = 0"
 
 
@@ -34,27 +35,28 @@ class PostgresqlSide(Side):
 
     def lock(self, conn: Connection, tables: Sequence[Table]) -> None:
         names = ", ".join(table.name for table in tables)
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             self.begin(conn)
             try:
                 conn.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
                 return
             except DBAPIError as exc:
                 conn.exec_driver_sql("ROLLBACK")
-                if not left or code_of(exc) not in ROLLED_BACK:
+                if not tries_left or code_of(exc) not in ROLLED_BACK:
                     raise
 
     def watch(self, conn: Connection, table: Table) -> None:
-        def noted(row: str) -> str:
+        def note(row: str) -> str:
+            """The statement that notes this row in `changes`, or counts another write of it."""
             key = ", ".join(f"{row}.{column.name}" for column in table.primary_key)
             values = f"'{table.name}', json_build_array({key})::text, 1"
-            once_more = f"ON CONFLICT (name, key) DO UPDATE SET n = {MOVING}.n + 1"
-            return f"INSERT INTO {MOVING} VALUES ({values}) {once_more};"  # noqa: S608 - names of our own tables
+            or_count = f"ON CONFLICT (name, key) DO UPDATE SET n = {MOVING}.n + 1"
+            return f"INSERT INTO {MOVING} VALUES ({values}) {or_count};"  # noqa: S608 - names of our own tables
 
         conn.exec_driver_sql(f"""
             CREATE FUNCTION {MOVING}_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                IF TG_OP <> 'INSERT' THEN {noted("OLD")} END IF;
-                IF TG_OP <> 'DELETE' THEN {noted("NEW")} END IF;
+                IF TG_OP <> 'INSERT' THEN {note("OLD")} END IF;
+                IF TG_OP <> 'DELETE' THEN {note("NEW")} END IF;
                 RETURN NULL;
             END $$;
             CREATE TRIGGER {MOVING} AFTER INSERT OR UPDATE OR DELETE ON {table.name}
@@ -81,13 +83,13 @@ class PostgresqlSide(Side):
                 conn.exec_driver_sql(f'ALTER TABLE {table.name} DROP CONSTRAINT "{key["name"]}"')
 
     def restore_foreign_keys(self, conn: Connection) -> None:
-        """The database checks every row."""
+        """Add the keys again; the database then checks every row."""
         self.drop_foreign_keys(conn)
         for table in metadata.sorted_tables:
             for constraint in table.constraints:
                 if isinstance(constraint, ForeignKeyConstraint):
                     (key,) = constraint.elements
-                    # `AddConstraint` would take it out of the table as it is made elsewhere.
+                    # Not with SQLAlchemy's `AddConstraint`: later `metadata.create_all` would leave this key out.
                     conn.exec_driver_sql(
                         f'ALTER TABLE {table.name} ADD FOREIGN KEY ("{key.parent.name}") '
                         f'REFERENCES {key.column.table.name} ("{key.column.name}")'
@@ -95,8 +97,8 @@ class PostgresqlSide(Side):
 
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
         query = f"SELECT last_value, is_called FROM {self._sequence(conn, column)}"  # noqa: S608 - a name of our own
-        given, is_used = conn.exec_driver_sql(query).one()
-        return int(given) if is_used else 0
+        last_value, is_called = conn.exec_driver_sql(query).one()
+        return int(last_value) if is_called else 0  # a new sequence has a value that no row got
 
     def set_last_key(self, conn: Connection, column: Column[Any], value: int) -> None:
         name = self._sequence(conn, column)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.litellm import summary
-from cli_session_proxy.backends.litellm.summary import SHOWN
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.options import TurnSize, Window, left_out
 from cli_session_proxy.export import explain
@@ -119,7 +118,7 @@ async def test_what_a_window_leaves_out_is_summarised_once_for_each_cut_and_neve
         turn = await ask(engine, "q4", model="gpt")
         asked = provider.openai[-2]["messages"][-1]["content"]
         assert ("user: q0" in asked, "user: q1" in asked, "q2" in asked) == (True, True, False)
-        assert opening(provider) == f"{SHOWN}\nthey spoke of 0 and 1\n\nq2"
+        assert opening(provider) == f"{summary.HEADER}\nthey spoke of 0 and 1\n\nq2"
         before, requests = provider.openai[-1]["messages"], len(provider.openai)
         await ask(engine, "q5", model="gpt")
         assert (provider.openai[-1]["messages"][: len(before)], len(provider.openai)) == (before, requests + 1)
@@ -127,7 +126,7 @@ async def test_what_a_window_leaves_out_is_summarised_once_for_each_cut_and_neve
         later = await ask(engine, "q6", model="gpt")
         asked = provider.openai[-2]["messages"][-1]["content"]
         assert ("they spoke of 0 and 1" in asked, "user: q0" in asked, "user: q3" in asked) == (True, False, True)
-        assert opening(provider).startswith(f"{SHOWN}\nthey spoke of 0 to 3\n\n")
+        assert opening(provider).startswith(f"{summary.HEADER}\nthey spoke of 0 to 3\n\n")
         path = await engine.store.path(later.id)
         said = [block["text"] for one in path for message in one.input for block in message.content]
         assert said == [f"q{number}" for number in range(7)]

@@ -63,9 +63,9 @@ _VERSIONS = (
     re.compile(r"\b(\d+)\.(\d+)()\b"),
 )
 LONGEST_VERSION = 4096  # characters of its output that are searched
-_ITSELF = re.compile(r"\bclaude\b", re.IGNORECASE)
-# All CLIs up to 2.1.330 have a numeric version: any other is newer.
-UNREAD, NEWER_THAN_ALL = "unknown", (999, 0, 0)
+_CLAUDE = re.compile(r"\bclaude\b", re.IGNORECASE)  # only a CLI's own output names it
+# All CLIs up to 2.1.330 print a numeric version: one that prints another is newer than all of them.
+UNKNOWN_VERSION, NEWER_THAN_ALL = "unknown", (999, 0, 0)
 # The options of 2.1.330 that a process is started with, for a CLI whose --help was not read.
 OPTIONS = frozenset(
     {
@@ -76,8 +76,8 @@ OPTIONS = frozenset(
     }
 )  # fmt: skip
 UNKNOWN_OPTION = re.compile(r"error: unknown option '(--?[\w-]+)")
-# Options that are not essential.
-DISPENSABLE = frozenset({"--effort", "--include-partial-messages", "--system-prompt-snapshot"})
+# Options without which a CLI is still used.
+OPTIONAL = frozenset({"--effort", "--include-partial-messages", "--system-prompt-snapshot"})
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
 _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL)
 
@@ -115,7 +115,7 @@ class Capability:
         return seen.outcome == "ok"
 
     def was_seen(self, name: Name) -> bool:
-        """Whether its check passed: then a later failure has another cause."""
+        """Whether its check passed. Then a failure of this in use has another cause."""
         return (seen := self.observed.get(name)) is not None and seen.outcome == "ok"
 
     def cannot(self, name: Name, what: str) -> str:
@@ -346,7 +346,7 @@ async def version(binary: Path, env: Mapping[str, str]) -> tuple[str, Version] |
         raise _missing(binary, exc) from exc
     if identity not in _versions:
         output = await _ask(binary, "--version", env, Path("/"))
-        _versions[identity] = read_version(output) if _ITSELF.search(output) else None
+        _versions[identity] = read_version(output) if _CLAUDE.search(output) else None
     return _versions[identity]
 
 
@@ -393,7 +393,7 @@ def without(capability: Capability, option: str) -> None:
     """It rejected this option, despite its --help. The next process is started without it, if possible."""
     if option == PROMPT_FILE:
         failed(capability, "prompt_file", "it does not know the option")
-    if option not in DISPENSABLE:
+    if option not in OPTIONAL:
         return
     key = capability.path, capability.version
     _refused[key] = _refused.get(key, frozenset()) | {option}
@@ -418,7 +418,7 @@ async def _probe(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
     version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
     read = read_version(_reported.get(binary, "")) or read_version(version_text)
-    if (read is None or "--print" not in flags) and _ITSELF.search(version_text) is None:
+    if (read is None or "--print" not in flags) and _CLAUDE.search(version_text) is None:
         raise ClaudeUnavailable(
             f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}", retry=False
         )
@@ -427,7 +427,7 @@ async def _probe(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
         flags |= OPTIONS
     if read is None:
         log.warning("claude_version_not_read", path=str(binary), said=version_text[:200])
-    name, version = read or (UNREAD, NEWER_THAN_ALL)
+    name, version = read or (UNKNOWN_VERSION, NEWER_THAN_ALL)
     if "--session-id" not in flags:
         raise ClaudeUnavailable(
             f"Claude CLI {name} at {binary} is too old, as it has no option --session-id{newer(OLDEST)}", retry=False
