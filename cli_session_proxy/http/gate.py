@@ -146,8 +146,9 @@ class Gate:
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
 
-        if "traceparent" in headers:
-            TRACE_CONTEXT.set((headers["traceparent"], headers.get("tracestate", "")))
+        # Always set: the task may have begun in the context of the connection's last request.
+        parent = headers.get("traceparent")
+        TRACE_CONTEXT.set(None if parent is None else (parent, headers.get("tracestate", "")))
         logs.bind(request_id=request_id)  # the server starts a task per request
         try:
             names = list(map(itemgetter(0), scope["headers"]))

@@ -37,6 +37,8 @@ from .gateway import OWNER_NAME, Address, Gateway
 MADE_KEY = "key"
 PREFIX = "csp-"
 LONGEST = 4096
+# The most parameters of an address that may have a key: each is decoded, and each key hashed.
+PARAMETERS = 64
 _ANOTHER = "remove it, then `serve --make-key` makes another"
 
 
@@ -104,7 +106,10 @@ class Keys:
         presented = [token.strip()] if scheme.lower() == "bearer" else []
         presented += [headers[name] for name in ("x-api-key", "x-goog-api-key") if name in headers]
         if "key=" in query:
-            presented += parse_qs(query).get("key", [])
+            try:
+                presented += parse_qs(query, max_num_fields=PARAMETERS).get("key", [])
+            except ValueError as exc:
+                raise Unauthorized(f"the address has more than {PARAMETERS} parameters: send fewer") from exc
         presented = [secret for secret in presented if secret]
         for secret in presented:
             found, given = None, _digest(secret)

@@ -19,6 +19,8 @@ POLL = 0.05
 # Seconds without room after which clients are refused. Until then they wait in the kernel's backlog, which needs no
 # descriptors of ours. With a limit of 60 descriptors, 14 concurrent agents are all answered.
 REFUSE_AFTER = 60.0
+# Clients that are accepted together: each takes several loop iterations, which busy connections make long.
+TOGETHER = 32
 
 
 class Listening(uvicorn.Server):
@@ -46,8 +48,8 @@ class Listening(uvicorn.Server):
         else:
             self._exit.clear()
 
-    def has_room(self) -> bool:
-        """Whether there is room for another connection."""
+    def has_room(self, accepted: int = 0) -> bool:  # noqa: ARG002
+        """Whether there is room for another connection, beside those that were just accepted."""
         return True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -57,7 +59,6 @@ class Listening(uvicorn.Server):
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         listener.setblocking(False)
         while True:
             try:
@@ -65,6 +66,7 @@ class Listening(uvicorn.Server):
             except OSError:  # out of descriptors, or the client has left
                 await asyncio.sleep(POLL)
                 continue
+            clients = [client]
             try:
                 while not self.has_room():
                     self._full_since = self._full_since or loop.time()
@@ -73,15 +75,23 @@ class Listening(uvicorn.Server):
                     await asyncio.sleep(POLL)
                 else:
                     self._full_since = None
-                connection = partial(
-                    made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-                )
-                await loop.connect_accepted_socket(connection, client)
-            except OSError:  # it has left meanwhile
-                client.close()
+                with contextlib.suppress(OSError):  # no more of them
+                    while len(clients) < TOGETHER and self.has_room(len(clients)):
+                        clients.append(listener.accept()[0])
+                # A single one needs no task: it is refused before it sends, or its unread bytes would hide the refusal.
+                await (asyncio.gather(*map(self._connect, clients)) if clients[1:] else self._connect(client))
             except BaseException:
-                client.close()
+                for one in clients:
+                    one.close()
                 raise
+
+    async def _connect(self, client: socket.socket) -> None:
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        connection = partial(made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(connection, client)
+        except OSError:  # it has left meanwhile
+            client.close()
 
     async def main_loop(self) -> None:
         tick = 0

@@ -40,7 +40,7 @@ from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
 from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
-from .connection import HEAD
+from .connection import FIELDS, HEAD
 from .gateway import OWNER_NAME
 from .greeting import transport
 from .hop import REFUSED, Incoming
@@ -67,8 +67,8 @@ MOST_PEERS = 1024
 MOST_TOLD = 1024 * 1024
 # The most bytes of the answer to a probe; it has some hundred.
 LONGEST = 16 * 1024
-# The most bytes of a forwarded head: the other proxy's limit, minus our signature headers.
-LONGEST_HEAD = HEAD - 2048
+# The most bytes and fields of a forwarded head: the other proxy's limits, minus our own fields.
+LONGEST_HEAD, MOST_FIELDS = HEAD - 2048, FIELDS - 8
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # Headers that are not forwarded: hop-by-hop, or about the caller, whom `OWNER` names.
@@ -184,7 +184,7 @@ class Relay:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
                     await hop.over.wait()
-        if _head_size(incoming.outer) > LONGEST_HEAD or not await self._is_there(target):
+        if not _fits(incoming.outer) or not await self._is_there(target):
             log.warning("not_passed_on", address=target.address)
             self._note("ran_here")
             return False
@@ -415,9 +415,11 @@ class Relay:
                     name = line
 
 
-def _head_size(scope: Scope) -> int:
-    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-    return fields + len(raw_path(scope)) + len(scope.get("query_string", b""))
+def _fits(scope: Scope) -> bool:
+    """Whether the other proxy takes this head with our own fields."""
+    size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    size += len(raw_path(scope)) + len(scope.get("query_string", b""))
+    return size <= LONGEST_HEAD and len(scope["headers"]) <= MOST_FIELDS
 
 
 def _turns_in(line: bytes) -> Sequence[JSON]:

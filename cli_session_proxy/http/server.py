@@ -261,8 +261,8 @@ class Server(Listening):
             )
         )  # fmt: skip
 
-    def has_room(self) -> bool:
-        return Connection.has_room(self.server_state.connections)
+    def has_room(self, accepted: int = 0) -> bool:
+        return Connection.has_room(self.server_state.connections, accepted)
 
 
 def banner(place: Served, *, needs_key: bool) -> Iterator[str]:

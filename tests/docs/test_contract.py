@@ -16,7 +16,7 @@ from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import shown
-from cli_session_proxy.http import connection, large_turns
+from cli_session_proxy.http import connection, keys, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.http.ui import routes as ui
 from cli_session_proxy.settings import Settings
@@ -86,7 +86,8 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [side_data.MOST_WRITTEN], [1, ui.PAGE_BYTES], [limits.TOOLS],
         [limits.SCHEMA_VALUES], [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
-        [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
+        [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING],
+        [connection.HEAD, connection.FIELDS, 431, keys.PARAMETERS], [connection.AHEAD], [connection.UNREAD],
         [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
         [entries.MAX_BYTES], [held.UNCOUNTED, held.MOST_OF_AN_OWNER, held.MOST, held.PATIENCE],
         [attempt.MOST_ANSWER, attempt.MOST_TOOL_TEXT],

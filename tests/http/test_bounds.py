@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,32 @@ async def test_the_server_lets_a_new_one_wait_for_room_without_a_descriptor_and_
             writer.close()
         for _, writer in others:
             writer.close()
+
+
+async def test_clients_that_come_together_are_accepted_together_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, each waited for several iterations of the loop: 20 s behind 50 clients that flooded it."""
+    monkeypatch.setattr(connection, "MOST", 8)
+    now, most = 0, 0
+    connect = Server._connect
+
+    async def counted(server: Server, client: socket.socket) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await connect(server, client)
+        now -= 1
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await answer(send)
+
+    monkeypatch.setattr(Server, "_connect", counted)
+    async with served(app, tmp_path) as port, contextlib.AsyncExitStack() as stack:
+        for _ in range(20):  # the kernel takes them, before the server runs
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        await until(lambda: bool(most))
+    assert most == 8
 
 
 def test_the_bound_is_within_what_this_process_may_have_open() -> None:

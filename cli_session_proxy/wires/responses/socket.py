@@ -62,7 +62,8 @@ def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketReque
     """
     before: JSON = {}
     if ahead is not None:
-        before, body = body["ahead"], required(body, "message", dict)
+        # The message's bytes stand in this body: a client can make them end it, and begin another `ahead`.
+        before, body = required(body, "ahead", dict), required(body, "message", dict)
     if body.get("type") != CREATE:
         raise InvalidRequest(f"type must be {CREATE}: nothing else is understood here", param="type")
     stream_id = optional(body, "stream_id", str)
@@ -102,9 +103,16 @@ class ResponsesSocket:
 
     async def talk(self, socket: WebSocket) -> None:
         """One connection, from its handshake to its end. Raises `QueueFull` before it is accepted."""
-        socket.scope["state"]["held"].stream()
-        await socket.accept()
-        await _Connection(self._engine, self._dialogues, socket).run()
+        state = socket.scope["state"]
+        state["held"].stream()
+        if (server := state.get("socket")) is not None:  # only with our own server
+            server.hold = state["held"]  # counts what is not a whole message yet
+        try:
+            await socket.accept()
+            await _Connection(self._engine, self._dialogues, socket).run()
+        finally:
+            if server is not None:
+                server.hold = None
 
 
 class _Connection:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.live import Observer
 from cli_session_proxy.http import bounds
 from cli_session_proxy.http import connection as connections
+from cli_session_proxy.http import socket as http_sockets
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
@@ -26,6 +29,7 @@ from cli_session_proxy.wires.asgi import read_aside
 from cli_session_proxy.wires.responses import socket as sockets
 from turnfault.provider.upstream import Upstream
 
+from ...http.test_connection import ticking
 from ...memory_backend import MemoryBackend, echo
 from ...serving import serving
 from ...until import until
@@ -390,6 +394,203 @@ async def test_a_handshake_that_is_none_is_refused(head: bytes, tmp_path: Path) 
         assert (await asyncio.wait_for(reader.readline(), SOON)).split()[1] in (b"400", b"426")
         assert await asyncio.wait_for(reader.read(), SOON) is not None  # it is closed
         writer.close()
+
+
+# --- clients that speak the protocol themselves
+
+
+def frame(opcode: int, data: bytes = b"", *, last: bool = True) -> bytes:
+    """Masked by zeros; of 125 bytes at most, or of 64 KB at most."""
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else struct.pack("!BH", 0x80 | 126, len(data))
+    return bytes([(0x80 if last else 0) | opcode]) + size + bytes(4) + data
+
+
+class Raw:
+    """A connection on which a handshake was sent, and maybe more at once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def status(self) -> int:
+        return int((await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), SOON)).split()[1])
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The server's next frame."""
+        async with asyncio.timeout(SOON):
+            opcode, size = await self.reader.readexactly(2)
+            if size == 126:
+                (size,) = struct.unpack("!H", await self.reader.readexactly(2))
+            return opcode & 0x0F, await self.reader.readexactly(size)
+
+
+@asynccontextmanager
+async def raw(place: str, then: bytes = b"", *fields: bytes) -> AsyncIterator[Raw]:
+    host, port = place.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"GET /v1/responses HTTP/1.1\r\nHost: %b\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%b\r\n%b"
+        % (place.encode(), b"".join(b"%b\r\n" % field for field in fields), then)
+    )
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+CREATE = json.dumps({"type": "response.create", "model": "sonnet", "input": "hi"}).encode()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param(frame(1, b"", last=False) + frame(0, b"", last=False) * 20_000, id="pieces of nothing"),
+        pytest.param(frame(9) * 20_000, id="pings"),
+    ],
+)
+async def test_tiny_frames_hold_up_nobody_else(frames: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read of them took half a second, and uvloop reads up to 32 times in an iteration: one client of one key
+    held up all others for 17 s."""
+    monkeypatch.setattr(http_sockets, "PORTION", 0.0, raising=False)
+    async with opened(tmp_path) as (_, _, place), raw(place) as client, ticking() as ticks:
+        assert await client.status() == 101
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("handle_cont", "handle_ping"):
+                handle = getattr(http_sockets.Socket, name)
+
+                def noted(socket: Any, *event: Any, handle: Callable[..., None] = handle) -> None:
+                    ticks.note()
+                    handle(socket, *event)
+
+                patch.setattr(http_sockets.Socket, name, noted)
+            reading = asyncio.create_task(client.reader.read(-1))
+            client.writer.write(frames)
+            await until(lambda: ticks.done.total() == 20_000)
+            reading.cancel()
+        assert max(ticks.done.values()) <= http_sockets.SLICE // 6 + 1
+
+
+async def test_nothing_is_read_before_the_key_was_looked_at(tmp_path: Path) -> None:
+    """A frame that came with the handshake was parsed before: a fault of the protocol was one of ours."""
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+    unmasked = bytes([0x81, 2]) + b"hi"
+    async with opened(tmp_path, keys={"alice": KEY}) as (_, _, place):
+        async with raw(place, unmasked) as client:
+            assert await client.status() == 401
+        async with raw(place, unmasked, b"X-Api-Key: " + KEY.encode()) as client:
+            assert await client.status() == 101
+            opcode, told = await client.frame()
+            assert (opcode, told[:2]) == (8, struct.pack("!H", 1002))
+        async with raw(place, frame(1, CREATE), b"X-Api-Key: " + KEY.encode()) as client:
+            assert await client.status() == 101
+            assert b"response.created" in (await client.frame())[1]
+    assert faults == []
+
+
+async def test_what_no_socket_speaks_is_not_read_from_its_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """28,000 names of protocols took its library 30 ms, before a key was looked at."""
+    heads: list[bytes] = []
+    begin = http_sockets.Socket.begin
+
+    def noted(socket: http_sockets.Socket, handshake: bytes) -> bool:
+        heads.append(handshake)
+        return begin(socket, handshake)
+
+    monkeypatch.setattr(http_sockets.Socket, "begin", noted)
+    offers = (b"Sec-WebSocket-Protocol: a,b", b"sec-websocket-extensions: permessage-deflate", b"X-Other: c")
+    async with opened(tmp_path) as (_, _, place), raw(place, b"", *offers) as client:
+        assert await client.status() == 101
+    (head,) = heads
+    assert b"x-other: c" in head
+    assert b"a,b" not in head
+    assert b"deflate" not in head
+
+
+async def test_a_message_that_does_not_end_counts_with_its_owners_bodies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 sockets of one key held 64 MB each."""
+    monkeypatch.setattr(bounds, "BODIES", 1)
+    half = frame(1, b"", last=False) + frame(0, bytes(60_000), last=False) * 10
+    async with opened(tmp_path, max_body=1_000_000) as (_, _, place), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(raw(place)) for _ in range(3)]
+        for client in clients:
+            assert await client.status() == 101
+        for client in clients[:2]:
+            client.writer.write(half)
+        refused = await one_of(clients[0].frame(), clients[1].frame())
+        assert refused[0] == 8
+        assert refused[1][:2] == struct.pack("!H", 1013)
+        assert b"bytes of bodies already" in refused[1]
+        for client in clients[:2]:
+            client.writer.transport.abort()
+
+        async def is_free() -> bool:
+            async with httpx.AsyncClient(base_url=f"http://{place}", trust_env=False) as http:
+                large = {"model": "sonnet", "input": "x" * 900_000}
+                return (await http.post("/v1/responses", json=large)).status_code == 200
+
+        await until(is_free)
+        for number in range(40):  # whole messages are counted by themselves, and not for ever
+            clients[2].writer.write(frame(1, CREATE[:-1] + b" " * 50_000, last=False) + frame(0, b"}"))
+            while b"response.completed" not in (told := (await clients[2].frame())[1]):
+                assert b'"error":{' not in told, number
+
+
+async def one_of(*waiting: Awaitable[Any]) -> Any:
+    tasks = [asyncio.ensure_future(one) for one in waiting]
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    return done.pop().result()
+
+
+async def test_a_message_in_pieces_of_a_byte_is_one_message(tmp_path: Path) -> None:
+    pieces = [frame(0 if at else 1, CREATE[at : at + 1], last=at == len(CREATE) - 1) for at in range(len(CREATE))]
+    for opcode in (1, 2):
+        pieces[0] = frame(opcode, CREATE[:1], last=False)
+        async with opened(tmp_path / str(opcode)) as (_, _, place), raw(place, b"".join(pieces)) as client:
+            assert await client.status() == 101
+            while b"response.completed" not in (told := (await client.frame())[1]):
+                assert told
+            assert b"You said: hi" in told
+
+
+@pytest.mark.parametrize("other", ["5", "null", '"x"'])
+async def test_a_message_that_ends_what_it_stands_in_is_refused_in_words(other: str, tmp_path: Path) -> None:
+    """It was a 500 of ours."""
+    async with opened(tmp_path) as (_, _, place), at(place) as socket:
+        ahead = (await asked(socket, input="one", generate=False))[-1]["response"]["id"]
+        message = {"type": "response.create", "input": "two", "previous_response_id": ahead}
+        await socket.send(f'{json.dumps(message)},"ahead":{other}')
+        (event,) = await answered(socket)
+        assert (event["status"], event["error"]["param"]) == (400, "ahead")
+
+
+async def test_a_request_behind_another_one_has_no_trace_of_that_one(tmp_path: Path) -> None:
+    """Over a connection that several owners share, as between two proxies, one's turn was part of another's trace."""
+    traces: list[tuple[str, str] | None] = []
+
+    class Noted(Observer):
+        def turn_ended(self, turn: Any, links: Any, requested: Any, at: float, /) -> None:
+            traces.append(requested.trace_context)
+
+    async with opened(tmp_path) as (engine, _, place):
+        engine.observers.append(Noted())
+        host, port = place.split(":")
+        body = b'{"model":"sonnet","input":"hi"}'
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
+        parent = b"Traceparent: 00-11111111111111111111111111111111-2222222222222222-01\r\n"
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head + parent + b"\r\n" + body + head + b"Connection: close\r\n\r\n" + body)
+        assert (await asyncio.wait_for(reader.read(), SOON)).count(b"HTTP/1.1 200") == 2
+        writer.close()
+        await until(lambda: len(traces) == 2)
+    assert [trace is None for trace in traces] == [False, True]
 
 
 async def test_a_turn_that_fails_is_an_event_and_tells_no_words(tmp_path: Path) -> None:
