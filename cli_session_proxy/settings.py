@@ -120,16 +120,14 @@ ENVIRONMENT_OF_PROVIDERS = {
 MIN_SECRET = 16
 # The most bytes of a file of secrets.
 _LONGEST_SECRETS = 1024 * 1024
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 # Characters. A fix_id must fit into one line of a commit's trailers.
 FIX_ID_LIMIT = 300
 
 
-def _variable_name(value: str) -> str:
-    """The value, if it is the name of an environment variable. Raises `ValueError`."""
-    if not _ENVIRONMENT_NAME.fullmatch(value):
-        raise ValueError("it must be the name of an environment variable, not its value")
+def _matching(value: str, pattern: re.Pattern[str], says: str) -> str:
+    """The value, if it matches. Raises `ValueError`, which `says` what is wanted."""
+    if not pattern.fullmatch(value):
+        raise ValueError(says)
     return value
 
 
@@ -184,12 +182,6 @@ def _advertised(url: str) -> str:
     return _origin(url)
 
 
-def _header_name(name: str) -> str:
-    if not _HEADER.fullmatch(name):
-        raise ValueError("it takes the name of one header, such as X-Forwarded-User")
-    return name
-
-
 def _networks(given: Any) -> Any:
     """Addresses, or networks in CIDR, but not the whole address space."""
     networks = []
@@ -215,7 +207,14 @@ RedisUrl = Annotated[SecretStr, AfterValidator(partial(
     like="redis://host:6379 or rediss://…; leave it out, and the store tells",
 ))]  # fmt: skip
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
-VariableName = Annotated[str, AfterValidator(_variable_name)]
+VariableName = Annotated[str, AfterValidator(partial(
+    _matching, pattern=re.compile(r"[A-Za-z_][A-Za-z0-9_]*"),
+    says="it must be the name of an environment variable, not its value",
+))]  # fmt: skip
+HeaderName = Annotated[str, AfterValidator(partial(
+    _matching, pattern=re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}"),
+    says="it takes the name of one header, such as X-Forwarded-User",
+))]  # fmt: skip
 
 
 class _Table(BaseModel):
@@ -427,7 +426,7 @@ class Settings(BaseModel):
     audit: Path | None = None  # the audit log (see `http.audit`); None: in `var` if there are keys
     i_am_the_only_user: bool = False  # all keys and addresses belong to one person, so a subscription may serve them
     # Instead of keys: the header in which a gateway names the owner, and the networks of the gateway.
-    trusted_header: Annotated[str, AfterValidator(_header_name)] | None = None
+    trusted_header: HeaderName | None = None
     trusted_header_from: Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)] = ()
     # several hosts on one store: this proxy's address for the others, their shared secret, the registry of which host
     # has an agent warm (a Redis URL; None: the store), and whether all hosts see the same sandboxes

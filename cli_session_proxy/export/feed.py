@@ -25,20 +25,19 @@ from .words import KINDS, mark_of, visible
 WIDTH = 200
 
 
-def data(happened: Happened, *, verbatim: bool = False) -> JSON:
+def _json_of(happened: Happened, dump: TurnDump) -> str:
     """`{"turn": …, "links": […]}` as in the JSON dump."""
-    turn = shown.turn(happened.turn, happened.links, verbatim=verbatim)
-    return {"seq": happened.turn.seq, "turn": turn, "links": [shown.link(link) for link in happened.links]}
+    links = [shown.link(link) for link in happened.links]
+    return json.dumps({"seq": happened.turn.seq, "turn": dump, "links": links}, separators=(",", ":"))
 
 
 def json_line(happened: Happened, *, verbatim: bool = False) -> str:
-    return json.dumps(data(happened, verbatim=verbatim), separators=(",", ":")) + "\n"
+    return _json_of(happened, shown.turn(happened.turn, happened.links, verbatim=verbatim)) + "\n"
 
 
 def turn_event(happened: Happened, dump: TurnDump) -> str:
     """One server-sent event with the turn's dump. A client resumes with its id as `Last-Event-ID`."""
-    data = {"seq": happened.turn.seq, "turn": dump, "links": [shown.link(link) for link in happened.links]}
-    return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+    return f"id: {happened.turn.seq}\nevent: turn\ndata: {_json_of(happened, dump)}\n\n"
 
 
 def progress(unfinished: Sequence[Progress]) -> list[JSON]:

@@ -67,10 +67,11 @@ class MeasuredDump(ContentDump):
     reason: JSON
 
 
-class TurnDump(TypedDict):
+class TurnDump(MeasuredDump):
     """Times are UTC seconds since the epoch, timings milliseconds since acceptance, costs US dollars.
 
-    An image is its hash, type and size.
+    An image is its hash, type and size. `says`: what happened to the turn, without its links, in sentences; empty for
+    an ordinary turn.
     """
 
     id: str
@@ -79,11 +80,6 @@ class TurnDump(TypedDict):
     model: str
     session_id: str | None
     continuity: Continuity | None
-    input: list[MessageDump]
-    output: list[Block]
-    usage: UsageDump
-    cost_usd: float | None
-    error: JSON | None
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -95,9 +91,6 @@ class TurnDump(TypedDict):
     stop_reason: str | None
     # why it continues its parent: the rule, messages sent, matched and imported, where the path was left
     continuity_reason: JSON
-    reason: JSON
-    timings: JSON
-    tools: list[JSON]
     delivery: Delivery
     origin: str
     # the backend and model that answered; for a fallback {asked, model, why, until, here}
@@ -106,8 +99,6 @@ class TurnDump(TypedDict):
     fallback: JSON | None
     # the client's metadata
     metadata: JSON
-    # what happened to it, without its links, in sentences; empty for an ordinary turn
-    says: list[str]
 
 
 class NumberedDump(TurnDump):
