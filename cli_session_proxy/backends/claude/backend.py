@@ -253,6 +253,7 @@ class _ClaudeExecution:
                             yield base.Used(process.used)
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
                         case events.SessionFrame():
+                            await self._check_session(event.session_id)
                             self._answered = event.session_id
                             if self._ready.shared is None:
                                 self.session_id = event.session_id
@@ -317,6 +318,7 @@ class _ClaudeExecution:
                                 raise failures.no_words(event, cli)
                             self._owner._doubts.worked(process.launch.capability, "frames")
                             if event.session_id:
+                                await self._check_session(event.session_id)
                                 self._answered = event.session_id
                                 if self._ready.shared is None:
                                     self.session_id = event.session_id
@@ -339,6 +341,16 @@ class _ClaudeExecution:
             return
         ended = self._ready.process.died_of("it ended the turn without a result")
         raise self._owner._error_for(job.agent, ended)
+
+    async def _check_session(self, session_id: str) -> None:
+        """Raises `ProcessDied` if another agent has this session: an agent's program names it in its CLI's place. If a
+        turn fails, the process of its session is ended."""
+        if session_id in (self._ready.session.id, self._answered):
+            return
+        known = await self._owner._store.session(session_id)
+        if known is not None and known.agent_key != self._job.agent.key:
+            self._sound = False
+            raise self._ready.process.died_of("it named another agent's session as its own", retry=False)
 
     def _check_approval(self, entry: JSON) -> None:
         """Raises ClaudeUnavailable if a tool ran without the required approval. From the next turn on this CLI is not

@@ -451,8 +451,11 @@ class Sessions:
                                 pass
             finally:
                 await self._pool.checkin(process)
-                await self._end(session_id, process.session_id)
-                for ended in {session_id, process.session_id}:
+                answered = {session_id, process.session_id}
+                if await self._store.session(process.session_id) is not None:
+                    answered = {session_id}  # an agent's program has named another one
+                await self._end(*answered)
+                for ended in answered:
                     await apart(files.remove, self._projects.path(context.cwd, ended))
             return "\n\n".join(answer)
 
