@@ -7,12 +7,12 @@ store and in exports leaves out fields with their default.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from .approvals import Approval
-from .forms import Recorded, Sparse
+from .forms import Recorded, Sparse, replace
 from .options import ParameterName
 
 # A difference between the messages and what the model was shown.

@@ -13,9 +13,24 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from operator import attrgetter, index
 from types import UnionType
-from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 Convert = Callable[[Any], Any]
+
+if TYPE_CHECKING:  # mypy checks the fields of this one
+    from dataclasses import replace as replace  # noqa: PLC0414 - exported
+else:
+
+    def replace(record, /, **changed):
+        """`dataclasses.replace`, which reads the fields one by one: a turn has 40, and is replaced at each step."""
+        kind = type(record)
+        names, values = _readable(kind)
+        return kind(**dict(zip(names, values(record), strict=False), **changed))
+
+    @cache
+    def _readable(kind):
+        names = [field.name for field in fields(kind)]
+        return names, attrgetter(*names, names[0])  # twice: of a single name it gives no tuple
 
 
 class Recorded:

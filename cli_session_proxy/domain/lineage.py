@@ -23,12 +23,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .evidence import Note
+from .forms import replace
 from .models import Block, Message, Placed, Rule, Turn, TurnRequest
 from .system_prompts import is_another
 
@@ -174,10 +175,10 @@ def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block
     return endings([*new, Message("assistant", tuple(output))], parent)[-1].hash
 
 
-def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn:
-    """The turn with this answer, and its `path_hash` after `before`."""
+def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...], **ended: Any) -> Turn:
+    """The turn with this answer, its `path_hash` after `before`, and these other fields of its end."""
     start, depth = (before.path_hash, before.depth) if before else (None, 0)
-    return replace(turn, output=output, path_hash=path_hash(start, turn.input, output), depth=depth + 1)
+    return replace(turn, output=output, path_hash=path_hash(start, turn.input, output), depth=depth + 1, **ended)
 
 
 # --- the decision -----------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .evidence import NOTHING, Evidence, Note
-from .forms import Recorded, Sparse
+from .forms import Recorded, Sparse, replace
 from .options import ParameterName, Parameters, Window
 
 Block = dict[str, Any]
@@ -231,13 +231,18 @@ class Usage(Recorded):
         return round(self.cache_read_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(*map(operator.add, _COUNTS(self), _COUNTS(other)))
+        return other if self is NO_USAGE else Usage(*map(operator.add, _COUNTS(self), _COUNTS(other)))
 
     def minus(self, other: Usage) -> Usage:
         """Each count is at least 0."""
-        return Usage(*(max(0, mine - theirs) for mine, theirs in zip(_COUNTS(self), _COUNTS(other), strict=True)))
+        return (
+            self
+            if other is NO_USAGE
+            else Usage(*(max(0, mine - theirs) for mine, theirs in zip(_COUNTS(self), _COUNTS(other), strict=True)))
+        )
 
 
+NO_USAGE = Usage()
 _COUNTS = operator.attrgetter(*Usage.__slots__)
 
 
@@ -293,7 +298,7 @@ class Turn(Recorded):
     placed: Placed = field(default_factory=Placed)
     options: TurnOptions = PLAIN
     evidence: Evidence = NOTHING
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NO_USAGE
     cost_usd: float | None = None
     error: JSON | None = None
     attempts: tuple[JSON, ...] = ()

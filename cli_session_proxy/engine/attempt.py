@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.base import Execution, Job, Remedy, Used
 from ..domain import lineage
 from ..domain.evidence import Evidence, StreamCut
+from ..domain.forms import replace
 from ..domain.limits import size_of
 from ..domain.models import JSON, Agent, Block, Fallback, Started, Turn
 from ..domain.stop_sequences import StopCutter
@@ -155,14 +156,17 @@ class Attempt:
         self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
         return tuple(self.live.attempts)
 
-    def answered(self, output: tuple[Block, ...]) -> Turn:
-        """The turn with this answer, who gave it and when."""
-        return replace(
-            lineage.answered(self.live.turn, self.parent, output),
+    def answered(self, output: tuple[Block, ...], **how: Any) -> Turn:
+        """The turn with this answer, who gave it and when, and how it ended."""
+        return lineage.answered(
+            self.live.turn,
+            self.parent,
+            output,
             tools=tuple(self.tools),
             timings=self.live.timings,
             finished_at=self.live.now(),
             backend=None if self.exchange is None else self.exchange.backend,
             answered_by=self.answered_by or (None if self.job is None else self.job.model),
             fallback=self.fallback,
+            **how,
         )

@@ -17,7 +17,6 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
@@ -27,6 +26,7 @@ from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, ProcessHooks
 from ..domain.approvals import Approval, Verdict
+from ..domain.forms import replace
 from ..domain.lineage import answer_text
 from ..domain.models import (
     ANSWERED,

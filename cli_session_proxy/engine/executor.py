@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -40,9 +39,11 @@ from ..domain import structured
 from ..domain.approvals import Approval
 from ..domain.client_tools import Offers, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Recalled, Refusal
+from ..domain.forms import replace
 from ..domain.models import (
     ANSWERED,
     JSON,
+    NO_USAGE,
     ONCE,
     REPAIR_REASONS,
     Agent,
@@ -58,7 +59,6 @@ from ..domain.models import (
     Status,
     Turn,
     TurnRequest,
-    Usage,
 )
 from ..domain.stop_sequences import StopCutter
 from ..errors import (
@@ -165,7 +165,7 @@ class Executor:
             if live.cancelled_by is not None:  # while the last attempt was discarded
                 raise asyncio.CancelledError
             live.reached("queued")
-            live.used = Usage()
+            live.used = NO_USAGE
             attempt = Attempt.of(live, lease, state.agent, retrying, at_head=at_head)
             failed: ProxyError | None = None
             try:
@@ -277,7 +277,7 @@ class Executor:
     async def _count(self, attempt: Attempt, used: Used) -> None:
         """Count the usage of a failed attempt in the budgets: the provider bills it, too."""
         budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
-        if not budgets or used.usage == Usage():
+        if not budgets or used.usage == NO_USAGE:
             return
         try:
             await self.store.spend(budgets, used.usage, used.cost_usd, attempt.live.now())
@@ -607,8 +607,8 @@ class Executor:
         stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
         live.reached("committed")
-        answered = replace(
-            attempt.answered(output),
+        answered = attempt.answered(
+            output,
             status=status,
             stop_reason=stop_reason,
             stop_sequence=sequence,
@@ -675,8 +675,8 @@ class Executor:
         if not any(str(block.get("text", "")).strip() for block in output):
             # A client cannot send an empty answer back in its history: give it words.
             added.append({"type": "text", "text": refusal.words})
-        answered = replace(
-            attempt.answered((*output, *added)),
+        answered = attempt.answered(
+            (*output, *added),
             status="refused",
             stop_reason="refusal",
             stop_sequence=None,

@@ -26,6 +26,7 @@ from .. import errors, logs
 from ..domain.approvals import PendingApproval
 from ..domain.models import (
     JSON,
+    NO_USAGE,
     Block,
     BlockDelta,
     BlockStart,
@@ -168,7 +169,7 @@ class LiveTurn:
         self._steps: dict[str, float] = {}
         self.accepted_at = clock()
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
-        self.used = Usage()
+        self.used = NO_USAGE
         self._tail = _Tail()
         self.asking: dict[str, PendingApproval] = {}  # by id
         self.agent_id = agent_id

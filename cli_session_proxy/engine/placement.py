@@ -6,7 +6,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from ..backends.base import Backend
 from ..domain import client_tools, lineage
 from ..domain.client_tools import calls_of
 from ..domain.evidence import Evidence, ExternalOrigin, Note, NoteCode
+from ..domain.forms import replace
 from ..domain.lineage import HistoryEnding, Past
 from ..domain.models import (
     FINISHED,

@@ -198,8 +198,10 @@ class Recovery:
         now = self._instances.now()
         settled = await self._store.commit(
             lease,
-            replace(
-                lineage.answered(turn, parent, turn.output),
+            lineage.answered(
+                turn,
+                parent,
+                turn.output,
                 status="completed",
                 cost_usd=None,
                 timings={},

@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
+from ..domain.forms import replace
 from ..domain.models import JSON, PLAIN, Message, Status, Turn, TurnOptions, TurnRequest
 from ..domain.options import ParameterName, Window
 from ..errors import InvalidRequest, ProxyError

@@ -28,14 +28,14 @@ class Disk:
     as it is not `free`."""
 
     def __init__(self) -> None:
-        self.synced: list[Path] = []
+        self.synced: list[str] = []
         self.fails = False
         self.free = threading.Event()
         self.free.set()
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def sync(self, file: Path) -> None:
+    def sync(self, file: str) -> None:
         self._loop.call_soon_threadsafe(self.asked.set)
         if self.fails:
             raise OSError("no such disk")
@@ -84,7 +84,7 @@ async def test_a_journal_that_the_disk_refused_is_tried_again_with_what_is_asked
     await disk.was_asked()
     disk.fails = False
     await words.db.close()
-    assert disk.synced == [Path(f"{words.path}-wal")]
+    assert disk.synced == [f"{words.path}-wal"]
 
 
 async def test_a_durable_write_on_the_loop_is_acknowledged_when_it_is_on_the_disk(words: Words, disk: Disk) -> None:
@@ -133,7 +133,7 @@ async def test_a_closed_file_that_another_proxy_holds_open_is_on_the_disk(words:
         other.execute("SELECT * FROM said").fetchall()
         await words.write("begun", Urgency.JOURNAL)
         await words.db.close()
-        assert disk.synced == [Path(f"{words.path}-wal")]
+        assert disk.synced == [f"{words.path}-wal"]
 
 
 @pytest.mark.parametrize("urgency", list(Urgency))

@@ -329,6 +329,8 @@ class _ClaudeExecution:
                                     event.stop_reason, event.usage, cost, event.stop_sequence, event.cache_miss
                                 )
                             return
+                        case base.Activity():
+                            yield event
                         case _:
                             yield base.Activity(type(event).__name__)
         except events.ProcessDied as died:

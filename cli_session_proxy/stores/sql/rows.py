@@ -120,13 +120,9 @@ def loads(text: str) -> Any:
     return _decoder.raw_decode(text)[0]
 
 
-def size(*values: str | bytes | None) -> int:
+def size(*values: str | None) -> int:
     """Bytes that these texts take in the file."""
-    total = 0
-    for value in values:
-        if value:
-            total += len(value) if isinstance(value, bytes) else len(value.encode("utf-8"))
-    return total
+    return len("".join(filter(None, values)).encode("utf-8"))
 
 
 def content(cutter: ImageCutter, **parts: Any) -> tuple[Values, dict[str, list[ImagePlace]]]:

@@ -412,7 +412,7 @@ class SqliteDatabase(Lifecycle, Database):
 
     def _sync(self, *, checkpoint: bool) -> list[Any]:
         """Wait until all writes so far are on the disk."""
-        sync(Path(f"{self.path}-wal"))
+        sync(f"{self.path}-wal")
         self._group_synced = True
         if checkpoint:
             assert self._writer is not None

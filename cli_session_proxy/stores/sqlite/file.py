@@ -150,7 +150,7 @@ def driver_of(conn: Connection) -> sqlite3.Connection:
     return dbapi
 
 
-def sync(file: Path) -> None:
+def sync(file: str) -> None:
     """Sync this file to the disk, as SQLite does at a full commit."""
     fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -110,16 +110,14 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The lines that this chunk completes. Raises LineTooLong, also for an unfinished line."""
-        lines: list[bytes] = []
-        for number, part in enumerate(chunk.split(b"\n")):
-            if number:
-                lines.append(b"".join(self._parts))
-                self._parts, self._size = [], 0
-            self._size += len(part)
-            if self._size > self._cap:
-                raise LineTooLong(f"a line of more than {self._cap} bytes")
-            if part:
-                self._parts.append(part)
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self._size = [], 0
+        self._parts.append(rest)
+        self._size += len(rest)
+        if max([self._size, *map(len, lines)]) > self._cap:
+            raise LineTooLong(f"a line of more than {self._cap} bytes")
         return lines
 
 
@@ -164,7 +162,7 @@ class Output(asyncio.Protocol):
         self._heard: deque[JSON | None] = deque()  # frames for the listener; None: a line that was no frame
         self.listening = False  # a turn reads frames with `next`; else they are dropped
         self._said = 0  # bytes of the present turn
-        self._more = asyncio.Event()  # for the listener: a frame, or the end
+        self._more: asyncio.Future[None] | None = None  # what the listener waits for: a frame, or the end
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
         self._tail = bytearray()
@@ -217,19 +215,23 @@ class Output(asyncio.Protocol):
         while not self._heard:
             if self.ended or not self.listening:
                 return End()
-            self._more.clear()
-            await self._more.wait()
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
         frame = self._heard.popleft()
         if self._paused or self._lost:
             self._take()
         return frame
+
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
     def leave(self) -> bool:
         """Drop its output from now on. Returns whether a turn was listening."""
         listened, self.listening, self._said = self.listening, False, 0
         self._heard.clear()
         self._take()
-        self._more.set()
+        self._wake()
         return listened
 
     # --- its end
@@ -257,7 +259,7 @@ class Output(asyncio.Protocol):
         for waiting in list(self._replies.values()):
             if not waiting.done():
                 waiting.set_result(None)
-        self._more.set()
+        self._wake()
 
     # --- stdout, as the event loop calls it
 
@@ -326,7 +328,8 @@ class Output(asyncio.Protocol):
                 self.writes_lost = str(frame.get("error_code")) if transcript else None
             if self.listening:
                 self._heard.append(frame)
-                self._more.set()
+        if self._heard:
+            self._wake()
         if self._lost:
             if self._begun and not self._lines:
                 self._end()

@@ -22,7 +22,7 @@ from pathlib import Path
 from .... import logs, redact
 from ....domain.approvals import Verdict
 from ....domain.client_tools import Offers, ToolPolicy, error_result
-from ....domain.models import JSON, Block, Usage
+from ....domain.models import JSON, NO_USAGE, Block, Usage
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ...base import Called, PermissionWithdrawn
@@ -246,27 +246,28 @@ class ClaudeProcess:
                     self._failed("mcp_set_servers", why)
                     raise self.died_of(why, retry=False)
                 for event in events:
-                    if isinstance(event, CallRefused):
-                        reply = self._tools.answer(event.call, error_result(event.why))
-                        if reply is not None:
-                            self._write(frames.line(reply))
-                    if isinstance(event, PermissionWithdrawn):
-                        self._asks.pop(event.id, None)
-                    if isinstance(event, Result):
-                        said = f"{event.text[:STDERR_TAIL]} {str(event.detail.get('errors', ''))[:STDERR_TAIL]}"
-                        if event.is_error and NO_CONVERSATION in said:  # there was no turn
-                            raise self.died_of(f'it said "{NO_CONVERSATION}"', said=said, no_conversation=True)
-                        if self._child.stdin.transport.get_write_buffer_size():
-                            self._spoiled = True  # it answered before it read the prompt: more will follow
-                        self.session_id = event.session_id or self.session_id
-                        if not self.launch.capability.warm:
-                            # Not earlier: 1.0.120 exits at the end of stdin without flushing its output (an answer of
-                            # 1 MB was cut, rc 0).
-                            self._child.end_input()
-                        self._release()
-                        complete = True
-                    if isinstance(event, Called):
-                        self.busy, complete = False, True
+                    match event:
+                        case CallRefused():
+                            reply = self._tools.answer(event.call, error_result(event.why))
+                            if reply is not None:
+                                self._write(frames.line(reply))
+                        case PermissionWithdrawn():
+                            self._asks.pop(event.id, None)
+                        case Result():
+                            said = f"{event.text[:STDERR_TAIL]} {str(event.detail.get('errors', ''))[:STDERR_TAIL]}"
+                            if event.is_error and NO_CONVERSATION in said:  # there was no turn
+                                raise self.died_of(f'it said "{NO_CONVERSATION}"', said=said, no_conversation=True)
+                            if self._child.stdin.transport.get_write_buffer_size():
+                                self._spoiled = True  # it answered before it read the prompt: more will follow
+                            self.session_id = event.session_id or self.session_id
+                            if not self.launch.capability.warm:
+                                # Not earlier: 1.0.120 exits at the end of stdin without flushing its output (an
+                                # answer of 1 MB was cut, rc 0).
+                                self._child.end_input()
+                            self._release()
+                            complete = True
+                        case Called():
+                            self.busy, complete = False, True
                     yield event
                 if reader.said_all and not complete and not hooked:
                     why = f"it gave no result for {SILENCE:g} s after the model had answered"
@@ -283,7 +284,7 @@ class ClaudeProcess:
     @property
     def used(self) -> Usage:
         """Usage of the running turn so far."""
-        return Usage() if self._reader is None else self._reader.used
+        return NO_USAGE if self._reader is None else self._reader.used
 
     async def stopped(self) -> bool:
         """End an abandoned turn, and read the rest of its output. Returns whether the process can be used again.

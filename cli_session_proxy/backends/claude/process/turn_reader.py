@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
+from ....domain.forms import replace
 from ....domain.limits import MOST_COUNTED, MOST_USD, count, is_session_id
-from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
+from ....domain.models import JSON, NO_USAGE, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, PlanTold, Retried, ToolActivity
 from . import permissions
 from .events import AssistantMessage, CallRefused, CliEvent, Declined, Result, SessionFrame, Truncated
@@ -103,8 +104,8 @@ class TurnReader:
     def __init__(self, frame_uuid: str | None = None, judge: ToolPolicy | None = None) -> None:
         self._uuid = frame_uuid
         self._calls = CallReader(judge)
-        self._used = Usage()  # of complete messages
-        self._told = Usage()  # the part already reported to earlier turns
+        self._used = NO_USAGE  # of complete messages
+        self._told = NO_USAGE  # the part already reported to earlier turns
         self._using: JSON = {}
         self._tagged = False
         self._next = 0
@@ -148,18 +149,19 @@ class TurnReader:
         if name is not None and name == self._last:
             return [Activity("repeated")]
         self._last = name
-        if self._uuid is not None and self._uuid in _tags(frame):
-            self._tagged = True
+        if self._uuid is not None and not self._tagged:
+            self._tagged = self._uuid in _tags(frame)
         kind = str(frame.get("type"))
         if frame.get("parent_tool_use_id") is not None:
-            return self._tools(frame, agent=_short(str(frame["parent_tool_use_id"]))) or [Activity("sub_agent")]
+            agent = _short(str(frame["parent_tool_use_id"]))
+            return self._tools(_blocks(_dict(frame.get("message"))), agent) or [Activity("sub_agent")]
         match kind:
             case "stream_event":
                 return self._stream(_dict(frame.get("event")), frame.get("abandoned_blocks")) or [Activity(kind)]
             case "assistant":
                 return self._assistant(frame)
             case "user":
-                return self._tools(frame) or [Activity(kind)]
+                return self._tools(_blocks(_dict(frame.get("message")))) or [Activity(kind)]
             case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
                 self.untold_call = self._calls.judge is not None and not self._calls.knows(called_in(frame))
                 return (self._called() if self._streaming is None else []) or [Activity(kind)]
@@ -293,7 +295,8 @@ class TurnReader:
         answer: list[Block] = []
         words: list[Block] = []
         refused: list[CallRefused] = []
-        for block in _blocks(message):
+        blocks = _blocks(message)
+        for block in blocks:
             if block.get("type") in ANSWER_BLOCKS:
                 answer.append(block)
                 words.append(block)
@@ -310,16 +313,16 @@ class TurnReader:
             self._spoke = self._spoke or any(block.get("type") in WORDS for block in answer)
         events = [] if message_id in self._streamed else self._made(words)
         said = AssistantMessage(_text(frame.get("uuid")), _text(model), tuple(answer))
-        return [*cut, *events, said, *refused, *self._tools(frame)]
+        return [*cut, *events, said, *refused, *self._tools(blocks)]
 
-    def _tools(self, frame: JSON, agent: str | None = None) -> list[CliEvent]:
-        """Tool calls and results of the CLI or a sub-agent in an assistant or user frame, without those of the
-        client."""
+    def _tools(self, blocks: Iterable[Block], agent: str | None = None) -> list[CliEvent]:
+        """Tool calls and results of the CLI or a sub-agent among the blocks of an assistant or user frame, without
+        those of the client."""
         by = {} if agent is None else {"parent_tool_use_id": agent}
         ours = self._calls.ours if agent is None else ()
         return [
             ToolActivity({**block, **by})
-            for block in _blocks(_dict(frame.get("message")))
+            for block in blocks
             if str(block.get("type")).endswith(("tool_use", "tool_result"))
             and block.get("id", block.get("tool_use_id")) not in ours
         ]
@@ -446,14 +449,23 @@ def _blocks(message: JSON) -> list[Block]:
 def _is_sound(piece: JSON) -> bool:
     """Whether a block is valid: names are short texts, and text and thinking have their field. Frames may be forged,
     and later readers rely on this."""
-    words = _WORDS_OF.get(str(piece.get("type")))
-    whole = words is None or isinstance(piece.get(words), str)
-    named = all(isinstance(piece.get(name), str | None) for name in _TEXTS)
-    return whole and named and all(len(piece.get(name) or "") <= LONGEST_NAME for name in _NAMES)
+    kind = piece.get("type")
+    words = _WORDS_OF.get(kind) if isinstance(kind, str) else None
+    if words is not None and words not in piece:
+        return False
+    for name, value in piece.items():
+        if name not in _TEXTS:
+            continue
+        if isinstance(value, str):
+            if name in _NAMES and len(value) > LONGEST_NAME:
+                return False
+        elif value is not None or name == words:
+            return False
+    return True
 
 
-_NAMES = ("type", "id", "tool_use_id", "name")
-_TEXTS = (*_NAMES, "text", "thinking", "signature", "partial_json", "data")
+_NAMES = frozenset({"type", "id", "tool_use_id", "name"})
+_TEXTS = _NAMES | {"text", "thinking", "signature", "partial_json", "data"}
 _WORDS_OF = {
     "text": "text", "thinking": "thinking", "text_delta": "text", "thinking_delta": "thinking",
     "signature_delta": "signature", "input_json_delta": "partial_json",

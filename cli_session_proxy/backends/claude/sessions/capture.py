@@ -8,11 +8,12 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.evidence import Evidence, RecordsFrom
+from ....domain.forms import replace
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....stores.base import Store

@@ -17,13 +17,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import Offers
 from ....domain.evidence import Evidence, Note, Repair
+from ....domain.forms import replace
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....domain.options import ParameterName
