@@ -59,32 +59,25 @@ def no_constant(name: str) -> float:
 def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
     """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for NaN and
     Infinity."""
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
     # Few texts have one of these words, so most need no special decoder.
-    may_have_constants = strict and (isinstance(text, bytes) or "NaN" in text or "Infinity" in text)
+    constant = no_constant if strict and ("NaN" in text or "Infinity" in text) else None
     try:
-        if isinstance(text, bytes) or may_have_constants:
-            value = json.loads(text, parse_constant=no_constant if may_have_constants else None)
-        else:
-            value = _parsed(text)
+        value, end = _decoder.raw_decode(text) if constant is None and text[:1] not in _BLANKS else (None, -1)
+        if end != len(text):  # few texts have blanks around them
+            value = json.loads(text, parse_constant=constant)
     except RecursionError as exc:  # its depth depends on Python's version
         raise TooDeep(depth) from exc
     # Most texts have fewer brackets than allowed levels, and counting them is fast.
-    brackets = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
-    if brackets > depth and is_deeper(value, depth):
+    if text.count("[") + text.count("{") > depth and is_deeper(value, depth):
         raise TooDeep(depth)
     return value
 
 
+# `json.loads` also looks for blanks around the text, which takes as long as the rest of a short one.
 _decoder = json.JSONDecoder()
-
-
-def _parsed(text: str) -> Any:
-    """`json.loads`, which skips blanks first: few texts have any around, and it takes half as long without."""
-    try:
-        value, end = _decoder.raw_decode(text)
-    except ValueError:
-        end = -1
-    return value if end == len(text) else json.loads(text)
+_BLANKS = " \t\n\r\ufeff"
 
 
 def count(value: object) -> int:
@@ -157,8 +150,10 @@ def size_of(parts: Iterable[Any], most: int) -> int | None:
     left, values = most, [*parts]
     while values and left >= 0:
         value = values.pop()
-        left -= len(value) + 1 if isinstance(value, str) else 1
-        if isinstance(value, dict):
+        left -= 1
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, dict):
             values += value  # the names
             values += value.values()
         elif isinstance(value, list | tuple):

@@ -87,7 +87,7 @@ log = logs.get(__name__)
 # A turn whose exchange is lost before any output is run a second time. A third attempt would hide a broken backend.
 ATTEMPTS = 2
 
-# Events after which no tool runs and the provider answers. A tuple: for `isinstance`, a union would be built each time.
+# Events after which no tool runs and the provider answers.
 SIGNS_OF_LIFE = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
 # After these events a long silence is normal.
 MAY_TAKE_LONG = (ToolActivity, PermissionAsked)
@@ -523,9 +523,9 @@ class Executor:
         )
         async with aclosing(exchange.say()) as events, LimitedByLife(clock_of() + idle, silent) as limit, asking:
             async for event in events:
-                waits = isinstance(event, MAY_TAKE_LONG) or bool(attempt.live.asking)
+                waits = type(event) in MAY_TAKE_LONG or bool(attempt.live.asking)
                 limit.move(deadline if waits else clock_of() + idle)
-                if isinstance(event, SIGNS_OF_LIFE):
+                if type(event) in SIGNS_OF_LIFE:
                     attempt.live.backend_spoke()
                 match event:
                     case Completed() | Called() | Refused():

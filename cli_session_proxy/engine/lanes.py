@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ..errors import QueueFull
@@ -32,19 +30,28 @@ class Slots:
         self.limit = limit
         self.running = 0
         self.time = Average(FIRST_GUESS)  # of a turn, without its wait for a slot
-        self._free = asyncio.Semaphore(limit)  # first come, first served
+        self.free = asyncio.Semaphore(limit)  # first come, first served
 
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        async with self._free:
-            clock = asyncio.get_running_loop().time
-            began = clock()
-            self.running += 1
-            try:
-                yield
-            finally:
-                self.running -= 1
-                self.time.add(clock() - began)
+    def slot(self) -> Slot:
+        """Wait for a slot, and hold it: `async with`."""
+        return Slot(self)
+
+
+class Slot:
+    """A class, like all that each turn enters: a generator would cost the event loop more."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    async def __aenter__(self) -> None:
+        await self._slots.free.acquire()
+        self._slots.running += 1
+        self._began = asyncio.get_running_loop().time()
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._slots.running -= 1
+        self._slots.time.add(asyncio.get_running_loop().time() - self._began)
+        self._slots.free.release()
 
 
 @dataclass(eq=False, slots=True)
@@ -140,23 +147,38 @@ class Lanes:
         place.began = asyncio.get_running_loop().time()
         place.granted.set_result(None)
 
-    @asynccontextmanager
-    async def turn(self, place: LanePlace) -> AsyncIterator[None]:
-        """Wait until the place is the first of its lane; leave the lane at the end."""
-        try:
-            await place.granted
-            try:
-                yield
-            finally:
-                took = asyncio.get_running_loop().time() - place.began
-                self._time.add(took)
-                self._times.setdefault(place.key, Average(took)).add(took)
-                self._times.move_to_end(place.key)
-                if len(self._times) > KNOWN_AGENTS:
-                    self._times.popitem(last=False)
-        finally:
-            self.give_up(place)
+    def turn(self, place: LanePlace) -> LaneTurn:
+        """Wait until the place is the first of its lane; leave the lane at the end: `async with`."""
+        return LaneTurn(self, place)
+
+    def has_run(self, place: LanePlace) -> None:
+        """Note the time of this place's turn, and leave the lane."""
+        took = asyncio.get_running_loop().time() - place.began
+        self._time.add(took)
+        self._times.setdefault(place.key, Average(took)).add(took)
+        self._times.move_to_end(place.key)
+        if len(self._times) > KNOWN_AGENTS:
+            self._times.popitem(last=False)
+        self.give_up(place)
 
     def waiting(self, key: int) -> int:
         """How many turns wait or run in this agent's lane."""
         return len(self._lanes.get(key, ()))
+
+
+class LaneTurn:
+    """See `Lanes.turn`."""
+
+    def __init__(self, lanes: Lanes, place: LanePlace) -> None:
+        self._lanes = lanes
+        self._place = place
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._place.granted
+        except BaseException:
+            self._lanes.give_up(self._place)
+            raise
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._lanes.has_run(self._place)

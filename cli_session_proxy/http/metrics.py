@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -44,6 +45,8 @@ class Metrics(Observer):
         self.registry = CollectorRegistry()
         self.registry.register(_Now(engine))
         self._codes = _codes(ProxyError)
+        # Looking up one metric of given labels takes a lock and several calls. There are few: see above.
+        self._labelled = cache(lambda metric, *labels: metric.labels(*labels))
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
         self._fallbacks = self._counter(
@@ -75,21 +78,23 @@ class Metrics(Observer):
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         """A turn was committed, with these links, or it failed or was cancelled."""
-        self._turns.labels(turn.status, turn.continuity or "none").inc()
+        self._labelled(self._turns, turn.status, turn.continuity or "none").inc()
         if turn.error is not None:
             code = str(turn.error.get("code"))
             self._errors.labels(code if code in self._codes else "other").inc()
         if turn.backend is not None:
-            self._backends.labels(turn.backend).inc()
+            self._labelled(self._backends, turn.backend).inc()
         if turn.fallback is not None and turn.fallback.here:  # few values: the operator's models
             self._fallbacks.labels(turn.fallback.model, turn.fallback.why).inc()
         self._count_links(links)
-        self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
+        if len(turn.attempts) > 1:
+            self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
         at = {step: millis / 1000 for step, millis in turn.timings.items() if isinstance(millis, int | float)}
         if "queued" in at:
             self._wait.observe(max(0.0, at["queued"]))
         if "queued" in at and "session_ready" in at:
-            self._ready.labels(turn.continuity or "none").observe(max(0.0, at["session_ready"] - at["queued"]))
+            ready = self._labelled(self._ready, turn.continuity or "none")
+            ready.observe(max(0.0, at["session_ready"] - at["queued"]))
         if "first_block" in at:
             self._first.observe(max(0.0, at["first_block"]))
         if "committed" in at:
@@ -101,7 +106,7 @@ class Metrics(Observer):
             ("cache_read", usage.cache_read_tokens),
             ("cache_write", usage.cache_write_tokens),
         ):
-            self._tokens.labels(kind).inc(count)
+            self._labelled(self._tokens, kind).inc(count)
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
     def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - as all observers

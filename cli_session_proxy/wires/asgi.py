@@ -12,6 +12,7 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -346,4 +347,10 @@ async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mappi
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return [(_encoded_name(name), value.encode("latin-1")) for name, value in headers.items()]
+
+
+@cache
+def _encoded_name(name: str) -> bytes:
+    """The names of headers are our own, and few."""
+    return name.lower().encode("latin-1")

@@ -83,7 +83,7 @@ class Fields(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         self._read.add(name)
-        return super().get(name, default)
+        return self[name] if name in self else default  # noqa: SIM401 - that would be this method
 
     def given(self, names: Collection[str]) -> tuple[str, ...]:
         """The names in this list whose fields are present and not null. All of them count as read."""

@@ -137,8 +137,8 @@ def content(cutter: ImageCutter, **parts: Any) -> tuple[Values, dict[str, list[I
 
 
 @lru_cache(COMMON)
-def _placed_text(placed: Placed) -> str:
-    return dumps(placed.as_json())
+def _common_text(record: Placed | Usage) -> str:
+    return dumps(record.as_json())
 
 
 def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
@@ -150,10 +150,10 @@ def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
         "stop_sequence": _optional(turn.stop_sequence),
         "fallback": _optional(turn.fallback and turn.fallback.as_json()),
         "limit_wait": limit_wait(turn.limit_wait),
-        "placed": _placed_text(turn.placed),
+        "placed": _common_text(turn.placed),
         "options": "{}" if turn.options == PLAIN else dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
-        "usage": dumps(turn.usage.as_json()),
+        "usage": _common_text(turn.usage),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
         "error": _optional(turn.error),
@@ -172,7 +172,7 @@ def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
         "stop_sequence": _optional(turn.stop_sequence),
         "fallback": _optional(turn.fallback and turn.fallback.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
-        "usage": dumps(turn.usage.as_json()),
+        "usage": _common_text(turn.usage),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
         "images": dumps(places) if places else None,

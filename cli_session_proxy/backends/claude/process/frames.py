@@ -286,10 +286,10 @@ class Output(asyncio.Protocol):
 
     def count(self, data: bytes) -> None:
         """Count output, and our answers to its requests: a short request may have a long answer."""
-        self._count(len(data) + A_LINE * data.count(b"\n"))
+        self._said += len(data) + A_LINE * data.count(b"\n")
+        self._check_count()
 
-    def _count(self, size: int) -> None:
-        self._said += size
+    def _check_count(self) -> None:
         if self._said > MOST_OF_A_TURN and self.failure is None:
             self._unreadable(UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two"))
 
@@ -304,7 +304,8 @@ class Output(asyncio.Protocol):
         while self._begun and self._lines and len(self._heard) < INBOX:
             printed = self._lines.popleft()
             if limits.most_values(printed) > FEW_VALUES:
-                self._count(A_VALUE * max(0, limits.values_in(printed) - FEW_VALUES))
+                self._said += A_VALUE * max(0, limits.values_in(printed) - FEW_VALUES)
+                self._check_count()
                 if self.failure is not None:
                     break
             try:
@@ -312,20 +313,18 @@ class Output(asyncio.Protocol):
             except UnreadableOutput as exc:
                 self._unreadable(exc)
                 break
-            if frame is None:
-                self._notices.append(printed[:NOTICE])
-            kind = None if frame is None else frame.get("type")
-            if frame is not None and kind == "control_request":
-                self._asked(frame)
-            if frame is not None and kind == "control_response":
-                replied = frame.get("response")
-                named = replied.get("request_id") if isinstance(replied, dict) else None
-                coming = self._replies.get(str(named))
-                if coming is not None and not coming.done():
-                    coming.set_result(replied)
-            if kind == "system" and frame is not None and frame.get("subtype") == "session_writes_lost":
-                transcript = "transcript" in str(frame.get("lost"))  # else only its settings were lost
-                self.writes_lost = str(frame.get("error_code")) if transcript else None
+            match frame:
+                case None:
+                    self._notices.append(printed[:NOTICE])
+                case {"type": "control_request"}:
+                    self._asked(frame)
+                case {"type": "control_response", "response": {"request_id": named} as replied}:
+                    coming = self._replies.get(str(named))
+                    if coming is not None and not coming.done():
+                        coming.set_result(replied)
+                case {"type": "system", "subtype": "session_writes_lost"}:
+                    transcript = "transcript" in str(frame.get("lost"))  # else only its settings were lost
+                    self.writes_lost = str(frame.get("error_code")) if transcript else None
             if self.listening:
                 self._heard.append(frame)
         if self._heard:

@@ -523,12 +523,16 @@ def is_damaged(path: Sequence[Entry], blocks: Sequence[JSON]) -> bool:
     return not missing.isdisjoint(map(len, found - expected))
 
 
+_HOLD_TEXT = frozenset({"text", "thinking", "signature", "content"})
+
+
 def _texts(blocks: Sequence[JSON]) -> set[str]:
     """Texts, thinking and signatures in these blocks and in nested ones."""
     found: set[str] = set()
     for block in blocks:
-        for name in ("text", "thinking", "signature", "content"):
-            value = block.get(name)
+        for name, value in block.items():
+            if name not in _HOLD_TEXT:
+                continue
             if isinstance(value, str):
                 found.add(value)
             elif name == "content" and isinstance(value, list):

@@ -294,7 +294,8 @@ def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Note
     for record in records:
         if record.uuid is None:
             for text, removed in _REMOVED.items():
-                counts[removed] = max(counts.get(removed, 0), record.line.count(text))
+                if number := record.line.count(text):
+                    counts[removed] = max(counts.get(removed, 0), number)
             continue
         if not (sent or '"attachment"' in record.line):
             continue
