@@ -159,7 +159,8 @@ class Sandboxes:
                 mark.touch(0o600)
 
     def was_confined(self, agent_dir: str) -> bool:
-        return any(os.access(os.path.join(top, agent_dir), os.F_OK) for top in (self._confined, self._private))
+        marks = f"{self._confined}/{agent_dir}", f"{self._private}/{agent_dir}"
+        return os.access(marks[0], os.F_OK) or os.access(marks[1], os.F_OK)
 
     def agentless(self, use: AgentlessUse) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent. Both are created; nothing is written there."""

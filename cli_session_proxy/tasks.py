@@ -93,24 +93,25 @@ class Limited:
 
     def __init__(self, deadline: float, message: str) -> None:
         self._until = deadline
-        self._clock = asyncio.timeout_at(None)
         self._message = message
+        self._expired = False
 
     async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelled_before = task, task.cancelling()
         self._loop = asyncio.get_running_loop()
         self._now = awake_clock(self._loop)
         now = self._now()
         self._window, self._slept = self._until - now, self._loop.time() - now
         self._arm()
-        await self._clock.__aenter__()
         return self
 
-    async def __aexit__(self, *raised: Any) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: object) -> None:
         self.timer.cancel()
-        try:
-            await self._clock.__aexit__(*raised)
-        except TimeoutError as exc:  # from our own timeout: others pass unchanged
-            raise TurnTimeout(self._message) from exc
+        # As `asyncio.timeout`: a cancellation by others passes unchanged.
+        if self._expired and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise TurnTimeout(self._message) from raised
 
     def _arm(self) -> None:
         self._due = self._until
@@ -118,7 +119,8 @@ class Limited:
 
     def _look(self) -> None:
         if self._until <= self._now():
-            self._clock.reschedule(self._loop.time())
+            self._expired = True
+            self._task.cancel()
         else:
             self._arm()
 

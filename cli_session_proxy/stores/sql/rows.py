@@ -210,7 +210,7 @@ def turn(row: Row[Any], /, conn: Connection, *, images: bool = True, **changed: 
     values[_PLACED] = _placed(values[_PLACED])
     values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
     values[_EVIDENCE] = _evidence(values[_EVIDENCE])
-    values[_USAGE] = Usage.from_json(loads(values[_USAGE]))
+    values[_USAGE] = _usage(values[_USAGE])
     if values[_FALLBACK] is not None:
         values[_FALLBACK] = Fallback.from_json(loads(values[_FALLBACK]))
     if values[_LIMIT_WAIT] is not None:
@@ -247,6 +247,11 @@ def _placed(text: str) -> Placed:
 
 def _evidence(text: str) -> Evidence:
     return _common_evidence(text) if len(text) < SHORT else Evidence.from_json(loads(text))
+
+
+@lru_cache(COMMON)
+def _usage(text: str) -> Usage:
+    return Usage.from_json(loads(text))
 
 
 @lru_cache(COMMON)

@@ -106,7 +106,8 @@ class TurnReader:
         self._calls = CallReader(judge)
         self._used = NO_USAGE  # of complete messages
         self._told = NO_USAGE  # the part already reported to earlier turns
-        self._using: JSON = {}
+        self._using: JSON = {}  # of the message that is being streamed
+        self._counted: Usage | None = NO_USAGE  # all of it; None: not added up since it has changed
         self._tagged = False
         self._next = 0
         self._streaming: str | None = None  # the API message that is being streamed
@@ -138,7 +139,9 @@ class TurnReader:
     @property
     def used(self) -> Usage:
         """Usage of the turn so far, from its streams."""
-        return self._used.plus(_usage(self._using)).minus(self._told)
+        if self._counted is None:
+            self._counted = self._used.plus(_usage(self._using)).minus(self._told)
+        return self._counted
 
     def feed(self, frame: JSON | None) -> list[CliEvent]:
         """The events of one frame; None: a line that was no frame."""
@@ -202,7 +205,7 @@ class TurnReader:
                 self._whole = self.said_all = False
                 self._blocks = {}
                 self._calls.message(self._streaming)
-                self._using = dict(_dict(message.get("usage")))
+                self._using, self._counted = dict(_dict(message.get("usage"))), None
                 return events
             case "content_block_start":
                 block = _dict(event.get("content_block"))
@@ -230,6 +233,7 @@ class TurnReader:
                 return [BlockStop(self._blocks[at])]
             case "message_delta":
                 self._using.update(_dict(event.get("usage")))
+                self._counted = None
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
                 self.said_all = delta.get("stop_reason") in ENDS
@@ -245,8 +249,7 @@ class TurnReader:
                     return [*self._close_all(), Declined(_short(category), _short(explanation), self.used)]
             case "message_stop":
                 has_begun, self._streaming = self._streaming is not None, None
-                self._used = self._used.plus(_usage(self._using))
-                self._using = {}
+                self._used, self._using, self._counted = self._used.plus(_usage(self._using)), {}, None
                 if not isinstance(abandoned, dict) or not has_begun:  # a second end has no meaning
                     return self._called()
                 first = count(abandoned.get("from_block_index"))
@@ -273,7 +276,7 @@ class TurnReader:
         calls, self._calls.accepted = tuple(self._calls.accepted), []
         if not calls:
             return []
-        used, self._told = self._used.minus(self._told), self._used
+        used, self._told, self._counted = self._used.minus(self._told), self._used, None
         return [*self._made(calls), Called(calls, used)]
 
     def _close_all(self) -> list[CliEvent]:
