@@ -285,8 +285,6 @@ def _drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 def _visible(text: str) -> str:
     """Escape control characters, bidirectional marks and line separators."""
-    if text.isprintable():
-        return text
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\u{ord(char):04x}" for char in text)
 
 
@@ -309,5 +307,6 @@ def _clean(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean("", item) for item in value]
     whole = str(value)
-    text = _visible(redact.head(whole, TEXT_LIMIT + 1))
+    text = redact.text(whole) if len(whole) <= TEXT_LIMIT else redact.head(whole, TEXT_LIMIT + 1)
+    text = text if text.isprintable() else _visible(text)
     return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(whole)} characters)"

@@ -24,13 +24,12 @@ else:
     def replace(record, /, **changed):
         """`dataclasses.replace`, which reads the fields one by one: a turn has 40, and is replaced at each step."""
         kind = type(record)
-        names, values = _readable(kind)
-        return kind(**dict(zip(names, values(record), strict=False), **changed))
+        if (known := _readers.get(kind)) is None:
+            names = [field.name for field in fields(kind)]
+            known = _readers[kind] = names, attrgetter(*names, names[0])  # twice: of a single name it gives no tuple
+        return kind(**dict(zip(known[0], known[1](record), strict=False), **changed))
 
-    @cache
-    def _readable(kind):
-        names = [field.name for field in fields(kind)]
-        return names, attrgetter(*names, names[0])  # twice: of a single name it gives no tuple
+    _readers = {}
 
 
 class Recorded:

@@ -12,7 +12,6 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -89,12 +88,13 @@ def at_once(receive: Receive) -> Message | None:
 
 
 def has_left(scope: Scope, receive: Receive) -> bool:
-    """Whether the client has disconnected, by the server or the kernel. Only after the body was read."""
+    """Whether the client has disconnected, by our server and the kernel or, with another server, by its next message.
+    Only after the body was read."""
+    connection = scope.get("extensions", {}).get(CLOSED)
+    if connection is not None:
+        return bool(connection["is_closed"]())
     message = at_once(receive)
-    if message is not None and message["type"] == "http.disconnect":
-        return True
-    kernel = scope.get("extensions", {}).get(CLOSED)
-    return kernel is not None and kernel["is_closed"]()
+    return message is not None and message["type"] == "http.disconnect"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -347,10 +347,4 @@ async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mappi
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(_encoded_name(name), value.encode("latin-1")) for name, value in headers.items()]
-
-
-@cache
-def _encoded_name(name: str) -> bytes:
-    """The names of headers are our own, and few."""
-    return name.lower().encode("latin-1")
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

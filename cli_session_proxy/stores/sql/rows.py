@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
 from ...domain import blocks
 from ...domain.evidence import NOTHING, Evidence
-from ...domain.forms import ImageCutter, ImagePlace, restore
+from ...domain.forms import ImageCutter, ImagePlace, Recorded, restore
 from ...domain.models import (
     PLAIN,
     Agent,
@@ -37,6 +37,7 @@ from .database import InsertNew, Prepared
 from .tables import agents, image_refs, images, links, records, sessions, turns
 
 Values = dict[str, Any]
+R = TypeVar("R", bound=Recorded)
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
@@ -207,10 +208,10 @@ def turn(row: Row[Any], /, conn: Connection, *, images: bool = True, **changed: 
             values[at] = loads(values[at])
     options = values[_OPTIONS]
     values[_INPUT] = _messages(values[_INPUT])
-    values[_PLACED] = _placed(values[_PLACED])
+    values[_PLACED] = _common(Placed, values[_PLACED])
     values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
     values[_EVIDENCE] = _evidence(values[_EVIDENCE])
-    values[_USAGE] = _usage(values[_USAGE])
+    values[_USAGE] = _common(Usage, values[_USAGE])
     if values[_FALLBACK] is not None:
         values[_FALLBACK] = Fallback.from_json(loads(values[_FALLBACK]))
     if values[_LIMIT_WAIT] is not None:
@@ -240,23 +241,13 @@ def are_large(*of_turns: Row[Any], limit: int) -> bool:
     return sum(sizes) > limit or any(row.images is not None for row in of_turns)
 
 
-@lru_cache(COMMON)
-def _placed(text: str) -> Placed:
-    return Placed.from_json(loads(text))
-
-
 def _evidence(text: str) -> Evidence:
-    return _common_evidence(text) if len(text) < SHORT else Evidence.from_json(loads(text))
+    return _common(Evidence, text) if len(text) < SHORT else Evidence.from_json(loads(text))
 
 
 @lru_cache(COMMON)
-def _usage(text: str) -> Usage:
-    return Usage.from_json(loads(text))
-
-
-@lru_cache(COMMON)
-def _common_evidence(text: str) -> Evidence:
-    return Evidence.from_json(loads(text))
+def _common(kind: type[R], text: str) -> R:
+    return kind.from_json(loads(text))
 
 
 @reads(*OUTLINE)

@@ -315,7 +315,7 @@ class SqlStore(Store):
         # Small ones are written on the event loop. What a program reports that imitates the CLI is in no record.
         lines = () if kept is None else kept.records
         contents = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
-        most = SMALL - sum(len(record.line) for record in lines)
+        most = SMALL - sum([len(record.line) for record in lines])
         if len(lines) <= FEW and size_of(contents, most) is not None:
             with suppress(lifecycle.TooLarge):
                 return await self._under_lease(partial(work, limit=LARGE), quick=True)

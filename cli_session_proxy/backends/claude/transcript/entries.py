@@ -105,7 +105,10 @@ class Entry:
     def rewinds(self) -> bool:
         """Whether it is the CLI's note of a rewind to the record `leafUuid` (null: to the beginning). Written up to 100
         ms after the rewind, and followed by a CLI that loads the file (run on 2.1.330)."""
-        return self.kind == "last-prompt" and self.data.get("rewound") is True and "leafUuid" in self.data
+        return self.kind == _REWIND_NOTE and self.data.get("rewound") is True and "leafUuid" in self.data
+
+
+_REWIND_NOTE = "last-prompt"
 
 
 class Cut(NamedTuple):
@@ -177,7 +180,7 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
         else:
             broken += 1
     cut: Cut | None = None
-    if rewound or any(entry.rewinds for entry in entries):
+    if rewound or any(entry.rewinds for entry in entries if entry.kind == _REWIND_NOTE):
         entries, cut = _without_rewound(entries, rewound)
     return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken, cut)
 
