@@ -14,9 +14,9 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 58_501
-FUNCTIONS = 3_538
-SHREDS = 48
+LINES = 58_619
+FUNCTIONS = 3_549
+SHREDS = 46
 
 
 @pytest.fixture(scope="module")
