@@ -189,9 +189,9 @@ async def history(
                 os.kill(pid, signal.SIGTERM)
 
 
-# One of each wire: Messages, Responses, generateContent. Qwen Code is Gemini CLI over Chat, which `tests/clients` has
-# many clients of in every run.
-QUICK = frozenset({"claude", "codex", "gemini"})
+# Each time: programs that go on by Messages and by Responses. Gemini CLI's way over generateContent is in
+# wires/generate/test_gemini_cli.py; Qwen Code is Gemini CLI over Chat, which `tests/clients` has many clients of.
+QUICK = frozenset({"claude", "codex"})
 
 
 @pytest.mark.parametrize(

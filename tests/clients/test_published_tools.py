@@ -18,6 +18,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..every_wire import proxied
+from ..matrix import rest_in_full
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 OPENAI: list[Any] = [
@@ -62,7 +63,7 @@ def shown_result(upstream: Upstream) -> Any:
     return [block for block in blocks if isinstance(block, dict) and block.get("type") == "tool_result"][-1]["content"]
 
 
-@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize("by_id", rest_in_full(True, False))
 async def test_openais_own(root: str, upstream: Upstream, by_id: bool) -> None:
     history: list[Any] = []
     previous: dict[str, Any] = {}

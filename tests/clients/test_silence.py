@@ -146,23 +146,29 @@ async def test_googles_clients_are_told_of_an_error_after_a_silence(
             _ = [_ async for _ in await client.models.generate_content_stream(model="sonnet", contents="hello")]
 
 
-@pytest.mark.parametrize("wire", WIRES)
-async def test_the_vendors_client_for_javascript_reads_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: str
+async def test_the_vendors_clients_for_javascript_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
+    """In one program, which takes longer to load them than to ask."""
     required(PACKAGES / "node_modules" / "openai", "make tools", what="the vendors' clients for JavaScript")
     async with silent_model(tmp_path, monkeypatch) as (root, silences):
-        with STREAM.open("rb") as program:
-            child = await asyncio.create_subprocess_exec(
-                "node", "--input-type=module", "-", wire, root,
-                stdin=program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=PACKAGES,
-                env={"PATH": os.environ["PATH"]},
-            )  # fmt: skip
+        child = await asyncio.create_subprocess_exec(
+            "node", "--input-type=module", "--eval", STREAM.read_text(), root,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            cwd=PACKAGES, env={"PATH": os.environ["PATH"]},
+        )  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
-            said, complaints = await asyncio.wait_for(child.communicate(), 60)
+            for wire in WIRES:
+                child.stdin.write(f"{wire}\n".encode())
+                said = await asyncio.wait_for(child.stdout.readline(), 60)
+                with subtests.test(wire):
+                    assert said.startswith(b"["), said + await child.stdout.read()
+                    assert_heard(json.loads(said), silences)
+            child.stdin.close()
+            assert await asyncio.wait_for(child.wait(), 60) == 0
         finally:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
-        assert child.returncode == 0, complaints.decode()
-        assert_heard(json.loads(said), silences)

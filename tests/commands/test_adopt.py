@@ -25,6 +25,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..media import document, image, picture
 from ..talking import ask, running
 
@@ -277,7 +278,7 @@ def heard_before(seen: Any) -> list[str]:
 
 
 @old_cli_in_full
-@pytest.mark.parametrize("way", ["adopted", "imported"])
+@pytest.mark.parametrize("way", rest_in_full("adopted", "imported"))
 async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
     way: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

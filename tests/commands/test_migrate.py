@@ -160,7 +160,9 @@ async def test_a_move_in_which_the_machine_sleeps_takes_no_agent_from_a_turn(
         await engine.stop()
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["to postgresql", "back"])
+@pytest.mark.parametrize(
+    "back", [pytest.param(False, id="to postgresql"), pytest.param(True, id="back", marks=pytest.mark.full)]
+)
 async def test_what_is_acknowledged_meanwhile_is_in_the_new_place(
     back: bool, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ async def test_a_cli_that_keeps_its_sessions_elsewhere_is_given_new_ids_and_doub
     ("what", "name", "words"),
     [
         ("transcript: records that do not hang together", "records", "do not hang on what was before them"),
-        ("no transcript", "place", "nothing of its answers in"),
+        pytest.param("no transcript", "place", "nothing of its answers in", marks=pytest.mark.full),
         pytest.param("transcript under another name", "place", "nothing of its answers in", marks=pytest.mark.full),
     ],
 )

@@ -248,7 +248,7 @@ async def test_words_of_a_deleted_chain_leave_the_shared_process_that_heard_them
         assert heard(upstream) == ["one more"]
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", rest_in_full(2, 1))
 async def test_a_process_whose_return_is_cancelled_leaves_its_place(
     settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

@@ -205,9 +205,9 @@ AGAIN: list[Item] = [
 ]  # fmt: skip
 
 
-# By which wire calls come makes no difference to the CLI: each time two with it, and the others without.
-WITH_CLI = [(chat, "claude_2"), (generate, "claude_2")]
-WITHOUT = [(wire, None) for wire in (messages, ollama, responses, interactions)]
+# By which wire calls come makes no difference to the CLI: each time one with it, and the others without.
+WITH_CLI = [(chat, "claude_2")]
+WITHOUT = [(wire, None) for wire in (generate, messages, ollama, responses, interactions)]
 IN_FULL = [(wire, cli) for wire in WIRES for cli in ("claude_2", "claude_1") if (wire, cli) not in WITH_CLI]
 
 

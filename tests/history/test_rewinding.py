@@ -196,7 +196,7 @@ async def test_a_rewound_head_and_what_was_left_off_go_back_in_the_process(
 
 
 @pytest.mark.parametrize(
-    "damage", rest_in_full("gone", "CLI 1.0.120", "a CLI that was not checked", "killed", "cut", quick=3)
+    "damage", rest_in_full("gone", "a CLI that was not checked", "CLI 1.0.120", "killed", "cut", quick=2)
 )
 async def test_the_next_process_has_the_path_and_nothing_else(
     damage: str, settings: Settings, upstream: Upstream, make_settings: MakeSettings, claude_1: Path, claude_2: Path

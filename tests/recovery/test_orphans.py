@@ -217,7 +217,7 @@ async def test_what_has_no_mark_ends_with_the_proxy_too(
         await until(lambda: not unmarked())
 
 
-@pytest.mark.parametrize("cut", ["cancelled", "left", "killed"])
+@pytest.mark.parametrize("cut", rest_in_full("left", "killed", "cancelled", quick=2))
 async def test_what_has_no_mark_ends_with_a_turn_that_is_cut_short(
     cut: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, none_is_left: None
 ) -> None:

@@ -104,7 +104,7 @@ async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str,
     [
         *rest_in_full(
             *((breaks, "while it waits") for breaks in (kill, remove_a_call, restart_and_delete, delete, restart)),
-            quick=3,
+            quick=2,
         ),
         # What is broken once the results are there is one path like any other: a row of the matrix breaks it.
         *rest_in_full(
@@ -212,7 +212,7 @@ async def test_a_call_is_answered_after_a_long_time(
     assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 2
 
 
-@pytest.mark.parametrize("before", ["another exchange", "other calls of it", "nothing"])
+@pytest.mark.parametrize("before", rest_in_full("other calls of it", "nothing", "another exchange", quick=2))
 async def test_a_new_process_that_takes_results_does_not_compact_them_away(
     before: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -19,7 +19,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..serving import serving
 from ..talking import ask, running
-from .conftest import CHROMIUM, FLAGS, an_agent, imported, page_of
+from .conftest import FLAGS, an_agent, found, imported, page_of
 
 
 def settings_in(folder: Path, upstream: Upstream) -> Settings:
@@ -89,7 +89,7 @@ async def main(folder: Path) -> None:
         os.environ.update(HOME=f"{place}/home")
         async with Upstream() as upstream, async_playwright() as playwright:
             settings = settings_in(Path(place), upstream)
-            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+            browser = await playwright.chromium.launch(executable_path=found(), args=list(FLAGS))
             async with running(settings) as engine, serving(engine, settings) as url:
                 await a_life(engine, upstream)
                 for scheme in ("light", "dark"):

@@ -229,7 +229,7 @@ async def test_a_row_shows_the_newest_words_and_how_long_ago(world: World) -> No
 @pytest.mark.parametrize(
     ("scheme", "width"),
     rest_in_full(
-        ("light", 1440), ("dark", 390), ("light", 1024), ("dark", 1440), ("light", 390), ("dark", 1024), quick=3
+        ("dark", 390), ("light", 1024), ("light", 1440), ("dark", 1440), ("light", 390), ("dark", 1024), quick=2
     ),
 )
 async def test_the_first_page_has_no_barrier(world: World, axe: str, scheme: str, width: int) -> None:

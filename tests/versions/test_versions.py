@@ -1,4 +1,4 @@
-"""One agent's life on the newest CLI and on two that people may still have; `make versions` has many more."""
+"""One agent's life on the newest CLI and on ones that people may still have; `make versions` has many more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def claude_2_old() -> Path:
         ("claude_2", False),
         ("claude_2_old", True),
         pytest.param("claude_2_old", False, marks=pytest.mark.full),
-        ("claude_1", True),  # a process for each turn: all 17 take a minute
+        # A process for each turn takes seconds; engine/test_turns.py has one conversation with it each time.
+        pytest.param("claude_1", True, marks=pytest.mark.full),
         pytest.param("claude_1", False, marks=pytest.mark.full),
     ],
 )

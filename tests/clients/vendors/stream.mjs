@@ -1,19 +1,20 @@
-// One streamed answer with the vendor's own client of each wire. Read from stdin by node in the folder where the packages
-// are; argv: wire, root of the addresses. Prints the pieces of the answer's text as JSON.
+// A streamed answer with the vendor's own client of each wire that a line of stdin names. Given to node as text, in the
+// folder where the packages are; argv: root of the addresses. Prints the pieces of each answer's text as a line of JSON.
 
 import Anthropic from '@anthropic-ai/sdk';
 import { GoogleGenAI } from '@google/genai';
 import { Ollama } from 'ollama';
 import OpenAI from 'openai';
+import { createInterface } from 'node:readline';
 
-const [wire, root] = process.argv.slice(2);
+const root = process.argv.at(-1);
 const model = 'sonnet';
 const messages = [{ role: 'user', content: 'hello' }];
 const openai = () => new OpenAI({ baseURL: `${root}/v1`, apiKey: 'k', maxRetries: 0 });
 const anthropic = () => new Anthropic({ baseURL: root, apiKey: 'k', maxRetries: 0 });
 const google = () => new GoogleGenAI({ apiKey: 'k', httpOptions: { baseUrl: root } });
 const ollama = () => new Ollama({ host: root });
-const pieces = [];
+let pieces = [];
 const say = (text) => { if (text) pieces.push(text); };
 
 const streams = {
@@ -51,5 +52,8 @@ const streams = {
   },
 };
 
-await streams[wire]();
-console.log(JSON.stringify(pieces));
+for await (const wire of createInterface({ input: process.stdin })) {
+  pieces = [];
+  await streams[wire]();
+  console.log(JSON.stringify(pieces));
+}

@@ -124,7 +124,7 @@ async def test_a_resume_that_nobody_disturbs_needs_one_process(
 
 @old_cli_in_full
 @pytest.mark.parametrize(
-    "how", rest_in_full("another agent's", "deleted", "other words of the same length", "emptied", "cut short", quick=2)
+    "how", rest_in_full("another agent's", "deleted", "other words of the same length", "emptied", "cut short")
 )
 async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
     how: str, claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path

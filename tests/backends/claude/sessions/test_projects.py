@@ -55,7 +55,7 @@ async def told(engine: Engine, upstream: Upstream) -> None:
     assert heard(upstream) == [f"remember {number}" for number in range(4)]
 
 
-@pytest.mark.parametrize("place", rest_in_full(*PLACES, quick=2))
+@pytest.mark.parametrize("place", rest_in_full(*PLACES))
 async def test_on_the_real_cli_turns_are_warm_wherever_var_lies(
     place: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ async def test_on_the_real_cli_turns_are_warm_wherever_var_lies(
     assert not file.exists()
 
 
-@pytest.mark.parametrize("binary", ["claude_2", "claude_1"])
+@pytest.mark.parametrize("binary", rest_in_full("claude_2", "claude_1"))
 async def test_where_the_rule_is_not_the_clis_the_folder_is_learned(
     binary: str,
     request: pytest.FixtureRequest,
