@@ -140,24 +140,23 @@ async def test_a_confined_shell_is_shown_no_folder_with_a_file_that_settings_nam
                 await shells.run(engine, "confined", looks)
 
 
-async def test_of_etc_and_of_other_software_folders_a_confined_shell_sees_a_short_list(shells: Shells) -> None:
-    async with running(shells.settings) as engine:
-        command = (
-            "cat /etc/shadow /etc/gshadow; ls -A /opt /snap /nix /etc/ssl/private /etc/default; cat /etc/passwd; id -un"
-        )
-        free = await shells.run(engine, "free", command)
-        assert "daemon:" in free
-        said = await shells.run(engine, "confined", command)
-        assert "daemon:" not in said
-        assert said.count("No such file") >= 6
-        assert pwd.getpwuid(os.getuid()).pw_name in said.splitlines()[-1]
-        certificates = "import ssl; print(len(ssl.create_default_context().get_ca_certs()), 'certificates')"
-        works = f'getent hosts localhost && echo named; date +%Z; python3 -c "{certificates}"; touch /x /etc/x /dev/x'
-        said = await shells.run(engine, "confined", works)
-        assert "named" in said
-        assert "certificates" in said
-        assert "0 certificates" not in said.split("\n")
-        assert said.count("Read-only") == 3
+async def of_etc_and_of_other_software_folders_it_sees_a_short_list(shells: Shells, engine: Engine) -> None:
+    command = (
+        "cat /etc/shadow /etc/gshadow; ls -A /opt /snap /nix /etc/ssl/private /etc/default; cat /etc/passwd; id -un"
+    )
+    free = await shells.run(engine, "free", command)
+    assert "daemon:" in free
+    said = await shells.run(engine, "confined", command)
+    assert "daemon:" not in said
+    assert said.count("No such file") >= 6
+    assert pwd.getpwuid(os.getuid()).pw_name in said.splitlines()[-1]
+    certificates = "import ssl; print(len(ssl.create_default_context().get_ca_certs()), 'certificates')"
+    works = f'getent hosts localhost && echo named; date +%Z; python3 -c "{certificates}"; touch /x /etc/x /dev/x'
+    said = await shells.run(engine, "confined", works)
+    assert "named" in said
+    assert "certificates" in said
+    assert "0 certificates" not in said.split("\n")
+    assert said.count("Read-only") == 3
 
 
 async def test_no_confined_cli_starts_where_a_secret_is_visible(shells: Shells) -> None:
@@ -373,30 +372,42 @@ async def test_a_link_that_a_confined_shell_puts_in_the_place_of_a_folder_leads_
     assert not [path for path in settings.var.glob("*/confined") if path.is_dir()]
 
 
-async def test_a_confined_shell_sees_and_ends_no_process_of_others(shells: Shells) -> None:
-    async with running(shells.settings) as engine:
-        command = f"cat /proc/{os.getpid()}/comm; kill -0 {os.getpid()} && echo could"
-        assert "could" in await shells.run(engine, "free", command)
-        said = await shells.run(engine, "confined", command)
-        assert "could" not in said.replace("could not", "")
-        assert "No such" in said
+async def it_sees_and_ends_no_process_of_others(shells: Shells, engine: Engine) -> None:
+    command = f"cat /proc/{os.getpid()}/comm; kill -0 {os.getpid()} && echo could"
+    assert "could" in await shells.run(engine, "free", command)
+    said = await shells.run(engine, "confined", command)
+    assert "could" not in said.replace("could not", "")
+    assert "No such" in said
 
 
 COMMAND = "cat rules/rules.md; echo worse > rules/rules.md; echo mine > note; cat note"
 
 
-async def test_the_targets_of_links_are_read_only_and_the_sandbox_is_not(shells: Shells) -> None:
+async def the_targets_of_links_are_read_only_and_the_sandbox_is_not(shells: Shells, engine: Engine) -> None:
+    said = await shells.run(engine, "confined", COMMAND)
+    assert "be kind" in said
+    assert "Read-only file system" in said
+    assert "mine" in said
+    assert (shells.shared / "rules.md").read_text() == "be kind"
+    assert (shells.settings.var / "sandbox" / "agents" / "confined" / "note").read_text() == "mine\n"
+    for place in ("/usr/x", "/etc/x", str(shells.settings.claude_bin)):
+        assert "Read-only" in await shells.run(engine, "confined", f"echo x > {place}")
+    await shells.run(engine, "free", "echo worse > rules/rules.md")
+    assert (shells.shared / "rules.md").read_text() == "worse\n"
+
+
+LOOKS = (
+    of_etc_and_of_other_software_folders_it_sees_a_short_list, it_sees_and_ends_no_process_of_others,
+    the_targets_of_links_are_read_only_and_the_sandbox_is_not,
+)  # fmt: skip
+
+
+async def test_what_a_confined_shell_is_shown(shells: Shells, subtests: pytest.Subtests) -> None:
+    """All in one life of the CLIs: none of them leaves anything behind that another looks at."""
     async with running(shells.settings) as engine:
-        said = await shells.run(engine, "confined", COMMAND)
-        assert "be kind" in said
-        assert "Read-only file system" in said
-        assert "mine" in said
-        assert (shells.shared / "rules.md").read_text() == "be kind"
-        assert (shells.settings.var / "sandbox" / "agents" / "confined" / "note").read_text() == "mine\n"
-        for place in ("/usr/x", "/etc/x", str(shells.settings.claude_bin)):
-            assert "Read-only" in await shells.run(engine, "confined", f"echo x > {place}")
-        await shells.run(engine, "free", "echo worse > rules/rules.md")
-        assert (shells.shared / "rules.md").read_text() == "worse\n"
+        for look in LOOKS:
+            with subtests.test(look.__name__):
+                await look(shells, engine)
 
 
 async def test_a_confined_shell_cannot_plant_settings_for_the_users_own_cli(shells: Shells) -> None:

@@ -315,7 +315,7 @@ async def sockets_without_a_path_are_closed(shells: Shells, engine: Engine) -> N
         assert "inin" not in said
 
 
-async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
+async def the_keys_of_the_session_stay_outside(shells: Shells, engine: Engine) -> None:
     """A Kerberos ticket may be one."""
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(os.uname().machine)
@@ -329,9 +329,8 @@ async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
         f'key = call({keyctl}, 10, {SESSION_KEYRING}, b"user", b"csp-test", 0); '
         f"call({keyctl}, 11, key, text, 64); print(key, text.value)"
     )
-    async with running(shells.settings) as engine:
-        assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
-        assert "-1 b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
+    assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
+    assert "-1 b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
 
 
 async def the_keys_of_the_user_stay_outside(shells: Shells, engine: Engine) -> None:
@@ -449,7 +448,8 @@ async def it_ends_before_the_proxy_if_there_is_no_memory(shells: Shells, engine:
 
 
 LOOKS = (
-    sockets_without_a_path_are_closed, the_keys_of_the_user_stay_outside, the_machines_own_settings_are_read_only,
+    the_keys_of_the_session_stay_outside, the_keys_of_the_user_stay_outside, sockets_without_a_path_are_closed,
+    the_machines_own_settings_are_read_only,
     namespaces_within_the_boundary_are_refused, the_first_process_within_is_not_written,
     nobody_waits_for_memory_that_is_read, nobody_waits_for_a_file_that_is_shown, nothing_is_handed_to_the_proxy,
     nothing_that_crashes_is_kept_outside, it_ends_before_the_proxy_if_there_is_no_memory,
