@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
@@ -145,9 +145,10 @@ class Unread:
 
 
 class Intake(FlowControl):
-    """Flow control that does not resume reading while the connection holds it (uvicorn resumes often).
+    """Flow control with two reasons not to read. Reading resumes once neither is left.
 
-    `held`: enough unanswered requests are queued, or it is another connection's turn.
+    `read_paused`: uvicorn's own, such as a body that the app has not taken. `held`: the connection's: enough unanswered
+    requests are queued, or it is another connection's turn.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -155,12 +156,19 @@ class Intake(FlowControl):
         self.held = False
 
     def resume_reading(self) -> None:
-        if not self.held:
+        if self.held:
+            self.read_paused = False
+        else:
             super().resume_reading()
 
     def hold(self) -> None:
         self.held = True
-        self.pause_reading()
+        self._transport.pause_reading()
+
+    def let_go(self) -> None:
+        self.held = False
+        if not self.read_paused:
+            self._transport.resume_reading()
 
 
 class Untaken:
@@ -289,7 +297,9 @@ class Connection(HttpToolsProtocol):
         until = None
         while self._waiting and not self.transport.is_closing():
             ahead = AHEAD if self._for_gate["admitted"] else 1
-            if self.pipeline and (len(self.pipeline) >= ahead or self.flow.write_paused):
+            if self.pipeline and (
+                len(self.pipeline) >= ahead or self.flow.write_paused or len(self.cycle.body) > HIGH_WATER_LIMIT
+            ):
                 self.flow.hold()
                 return
             if until is not None and time.monotonic() >= until:
@@ -328,8 +338,8 @@ class Connection(HttpToolsProtocol):
             return
         self.flow.held = False
         self._read_on()
-        if not self._handed_over:
-            self.flow.resume_reading()
+        if not self.flow.held and not self._handed_over:
+            self.flow.let_go()
 
     def _parse(self, data: bytes) -> None:
         while data:

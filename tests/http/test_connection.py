@@ -648,6 +648,54 @@ def test_a_client_that_sends_fast_is_read_once_in_an_iteration(run: Run) -> None
     run(case())
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_body_that_the_app_does_not_take_is_not_read_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Each pause for the other connections ended with reading on: a client without a key that took no answer could
+    send 300 MB a second into memory. `before`: requests that the app answers first."""
+    size, held = 16 * 1024 * 1024, 0
+    on_body = Connection.on_body
+
+    def noted(one: Connection, body: bytes) -> None:
+        nonlocal held
+        on_body(one, body)
+        held = max(held, len(one.cycle.body))
+
+    monkeypatch.setattr(Connection, "on_body", noted)
+
+    async def case() -> None:
+        may_take = asyncio.Event()
+        taken: list[int] = []
+
+        async def late(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] != "/first":
+                await may_take.wait()
+            count, more = 0, True
+            while more:
+                message = await receive()
+                count += len(message["body"])
+                more = message["more_body"]
+            taken.append(count)
+            await answer(send)
+
+        async with listening(late) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK.replace(b"/", b"/first", 1))
+            await reader.readuntil(b"hello")
+            writer.write(ASK * before + ASK.replace(b"Length: 0", b"Length: %d" % size) + b"x" * size + ASK)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert 0 < held < 1024 * 1024
+            may_take.set()
+            for _ in range(before + 2):
+                await reader.readuntil(b"hello")
+            assert taken == [0, *[0] * before, size, 0]
+            writer.close()
+
+    run(case())
+
+
 async def left_alone(_scope: Scope, receive: Receive, _send: Send) -> None:
     await left(receive)
 
