@@ -77,9 +77,11 @@ _NOT_PASSED_ON = frozenset({
     b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
     b"x-request-id", b"proxy-authorization", b"proxy-authenticate", OLD_MARK.encode(),
 })  # fmt: skip
-_OF_THE_CONNECTION = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id", PROOF.encode()}
-)
+# The same for an answer.
+_NOT_PASSED_BACK = frozenset({
+    b"connection", b"keep-alive", b"proxy-connection", b"trailer", b"transfer-encoding", b"upgrade",
+    b"proxy-authenticate", b"date", b"server", b"x-request-id", PROOF.encode(),
+})  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +259,8 @@ class Relay:
                 hop.refused = True
                 return
             headers = [(name.lower(), value) for name, value in response.headers.raw]
-            head = [pair for pair in headers if pair[0] not in _OF_THE_CONNECTION]
+            kept_back = _NOT_PASSED_BACK | _named_by_connection(headers)
+            head = [pair for pair in headers if pair[0] not in kept_back]
             send = hop.incoming.send
             if response.status_code == 200:
                 hop.turn_id = response.headers.get("x-turn-id")
@@ -337,8 +340,7 @@ class Relay:
         # A client's key is never forwarded, however its parameter is spelled.
         pairs = scope.get("query_string", b"").split(b"&")
         query = b"&".join(pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]) != b"key")
-        named = b",".join(value for name, value in scope["headers"] if name == b"connection").lower().split(b",")
-        kept_back = _NOT_PASSED_ON.union(name.strip() for name in named)
+        kept_back = _NOT_PASSED_ON | _named_by_connection(scope["headers"])
         headers = [
             (name, value)
             for name, value in scope["headers"]
@@ -413,6 +415,12 @@ class Relay:
                     if name == b"event: progress":
                         by_address[address] = _turns_in(line)
                     name = line
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """The names that `Connection` lists: they are for the neighbour alone."""
+    listed = b",".join(value for name, value in headers if name == b"connection").lower()
+    return {name.strip() for name in listed.split(b",")}
 
 
 def _fits(scope: Scope) -> bool:

@@ -600,6 +600,31 @@ async def test_what_is_between_two_neighbours_and_what_connection_names_goes_no_
         assert "marmalade" not in told
 
 
+async def test_what_a_neighbour_adds_to_an_answer_for_its_connection_goes_no_further(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """As a reverse proxy before the other host does."""
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        pump = there._pump
+
+        async def adding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            original = writer.write
+
+            def write(data: bytes | bytearray | memoryview) -> None:
+                added = b"\r\nConnection: x-near\r\nX-Near: 1\r\nUpgrade: h2c\r\nX-Far: 1\r\n"
+                original(bytes(data).replace(b"\r\n", added, 1) if b"x-turn-id" in bytes(data) else data)
+
+            writer.write = write  # type: ignore[method-assign]
+            await pump(reader, writer)
+
+        there._pump = adding  # type: ignore[method-assign]
+        answer = await two.chat("two")
+        assert said(answer) == "You said: two (2)"
+        assert answer.headers["x-far"] == "1"
+        assert not {"x-near", "upgrade"} & answer.headers.keys()
+
+
 async def test_a_space_behind_a_headers_value_is_no_part_of_it(postgres_url: str, tmp_path: Path) -> None:
     """The client of a hop refuses such a value: each attempt was `interrupted`. Here it named another agent."""
     async with cluster(postgres_url, tmp_path) as (one, two):
