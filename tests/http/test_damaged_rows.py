@@ -55,6 +55,17 @@ OF_AN_AGENT: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("home", ["5", "{}", "x", b"\xff", "[" * 100_000])
+async def test_a_damaged_home_of_an_agent_is_named(home: str | bytes, tmp_path: Path) -> None:
+    """It was a fault of ours in each request for the agent at another proxy, and its log did not say which row."""
+    async with opened(lambda: SqliteStore(tmp_path / FILE)) as store:
+        agent = await an_agent(store)
+        with closing(sqlite3.connect(tmp_path / FILE)) as conn, conn:
+            conn.execute("UPDATE leases SET home = ?", (home,))
+        with pytest.raises(DamagedRow, match=f"leases with agent_key '{agent.key}'"):
+            await store.whereabouts(agent.key)
+
+
 def damage(settings: Settings, statement: str, *values: Any) -> None:
     if str(values[0]).startswith("CAST"):
         statement, values = statement.replace("?", values[0], 1), values[1:]

@@ -52,7 +52,7 @@ _FOLLOW = Prepared(InsertNew(followers))
 _CANCEL = Prepared(InsertNew(cancels))
 _RESPONDS = proxies.c.until > _NOW
 _WHEREABOUTS = (
-    select(proxies.c.id, proxies.c.address, leases.c.home)
+    select(leases.c.agent_key, leases.c.home, proxies.c.id, proxies.c.address)
     .select_from(leases.outerjoin(proxies, (proxies.c.id == leases.c.holder) & _RESPONDS))
     .where(leases.c.agent_key == bindparam("of_agent"))
 )
@@ -154,8 +154,11 @@ def forget_cancel(conn: Connection, turn_id: str) -> None:
 
 def whereabouts(conn: Connection, agent_key: int) -> Whereabouts:
     row = conn.execute(_WHEREABOUTS, {"of_agent": agent_key}).one_or_none()
-    if row is None:
-        return Whereabouts()
+    return Whereabouts() if row is None else _place(row)
+
+
+@reads(leases.c.agent_key, leases.c.home, proxies.c.id, proxies.c.address)
+def _place(row: Any) -> Whereabouts:
     return Whereabouts(row.id, row.address, None if row.home is None else Home(**rows.loads(row.home)))
 
 
