@@ -82,8 +82,10 @@ class Watcher:
                 why = str(exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc)
                 log.warning("not_watching", folder=str(root), error=why)
                 # It fails at a name that is not UTF-8, and at a folder that may not be read: go on without that agent.
-                if unreadable := {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}:
-                    self._left_out |= unreadable
+                if named := {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}:
+                    # Not a folder that was removed meanwhile: there may be another agent of its name later.
+                    removed = named.difference(await asyncio.to_thread(self._folders))
+                    self._left_out |= named - removed
                     continue
             await asyncio.sleep(AGAIN)
 

@@ -207,6 +207,29 @@ async def test_an_agent_that_closes_its_folder_stops_the_watching_of_no_other(
     assert await watched.told(other / f"{TWO}.jsonl") == TWO
 
 
+async def test_a_folder_that_is_removed_before_it_is_watched_is_watched_once_it_is_there_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an agent that is deleted, and of the next one of that name."""
+    other = watched.ours.with_name(watched.ours.name + "b")
+    other.mkdir()
+    tried: list[tuple[Path, ...]] = []
+
+    def watching(*folders: Path, **options: Any) -> AsyncGenerator[Any, None]:
+        tried.append(folders)
+        if len(tried) == 1:
+            other.rmdir()
+        return awatch(*folders, **options)
+
+    monkeypatch.setattr(watcher, "awatch", watching)
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    assert other in tried[0]
+    assert other not in tried[1]
+    watched.known.add(ONE)
+    other.mkdir()
+    assert await watched.told(other / f"{TWO}.jsonl") == TWO
+
+
 @pytest.mark.parametrize(("kind", "polls"), [("ext4", False), ("9p", True), ("drvfs", True)])
 async def test_only_a_windows_drive_is_polled_in_wsl(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: str, polls: bool
