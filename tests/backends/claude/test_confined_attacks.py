@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude.process import confine, frames, process
+from cli_session_proxy.backends.claude.process import confine, frames, memory, process
 from cli_session_proxy.backends.claude.process.confine_program import FIRST_TO_END
 from cli_session_proxy.backends.claude.process.events import CliEvent
 from cli_session_proxy.backends.claude.process.guardian_program import sweep
@@ -846,12 +846,14 @@ async def test_what_is_said_in_the_place_of_a_summarys_cli_takes_no_option_from_
     assert not {"claude_option_refused", "claude_degraded"} & {str(event["event"]) for event in events(caplog)}
 
 
-async def leaves_running(shells: Shells, engine: Engine, program: str) -> Path:
-    """A Python program that outlives the turn of the confined agent; it is told the CLI's pid. The agent's folder."""
+async def leaves_running(shells: Shells, engine: Engine, program: str, told: str = "") -> Path:
+    """A Python program that outlives the turn of the confined agent; it is told the CLI's pid, and this. The agent's
+    folder."""
     sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
     await shells.run(engine, "confined", "true")
     (sandbox / "left.py").write_text(program)
-    assert "left" in await shells.run(engine, "confined", "(setsid python3 left.py $PPID > why 2>&1 &) ; echo left")
+    starts = f"(setsid python3 left.py $PPID {told} > why 2>&1 &) ; echo left"
+    assert "left" in await shells.run(engine, "confined", starts)
     return sandbox
 
 
@@ -898,6 +900,31 @@ def _highest_while(work: Callable[[], object]) -> int:
         done.set()
         looking.join()
     return max(seen)
+
+
+# Exchanges a folder above a mount for a link to where that folder really is, again and again.
+FLIPS = """
+import ctypes, os, pathlib, sys
+libc = ctypes.CDLL(None, use_errno=True)
+top = os.fsencode(pathlib.Path(*pathlib.Path(sys.argv[2]).parts[:3]))
+os.symlink(top, "/tmp/link")
+open("flipping", "w").close()
+while libc.renameat2(-100, top, -100, b"/tmp/link", 2) == 0:  # AT_FDCWD, RENAME_EXCHANGE
+    pass
+"""
+
+
+async def test_a_link_in_the_way_of_a_measurement_does_not_weigh_the_machines_disk(shells: Shells) -> None:
+    """Beyond `max_memory` other agents' processes were ended, and none could be started."""
+    if not shells.settings.var.is_relative_to("/tmp"):
+        pytest.skip("the agent can move no folder above a mount")
+    async with running(shells.settings) as engine:
+        sandbox = await leaves_running(shells, engine, FLIPS, str(shells.settings.var))
+        await until((sandbox / "flipping").exists)
+        [one] = claude(engine).processes()
+        weighed = [(await asyncio.to_thread(memory.weigh, [one.pid]))[one.pid] for _ in range(60)]
+        assert (sandbox / "why").read_text() == ""
+    assert max(weighed) < 2_000_000_000
 
 
 # Calls of a tool of the client's that no model made, each with a name of a megabyte, over the CLI's own output.

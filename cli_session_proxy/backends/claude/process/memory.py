@@ -19,6 +19,8 @@ import psutil
 FIRST_WEIGHT = 200 * 1024 * 1024
 # Bytes of kernel memory for each file in a tmpfs.
 TMPFS_FILE = 1024
+# A folder that is only looked at. `O_PATH` is Linux's, as is what it is used for.
+FOLDER = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Timeout of a measurement in seconds.
 WEIGH_WAIT = 5.0
 
@@ -98,16 +100,25 @@ def weigh(pids: Collection[int]) -> dict[int, int]:
 
 
 def _in_memory(pid: int) -> int:
-    """Bytes of a sandbox's files in tmpfs: they count for no process."""
-    used = {}
+    """Bytes of a sandbox's files in tmpfs: they count for no process. No link is followed on the way to a mount: an
+    agent could put one there, and would be weighed with the machine's whole disk."""
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields, _, kind = line.partition(" - ")
-            at = f"/proc/{pid}/root{fields.split()[4]}"
-            with contextlib.suppress(OSError):  # below another mount
-                if kind.startswith("tmpfs ") and (usage := os.statvfs(at)).f_blocks:
-                    files = (usage.f_files - usage.f_ffree) * TMPFS_FILE
-                    used[os.stat(at).st_dev] = (usage.f_blocks - usage.f_bfree) * usage.f_frsize + files
+        mounts = [line.split()[2:5:2] for line in file if " - tmpfs " in line]
+    used = {}
+    for device, path in mounts:
+        at = os.open(f"/proc/{pid}/root/.", FOLDER)
+        try:
+            for name in path.split("/"):
+                above, at = at, os.open(name or ".", FOLDER, dir_fd=at)
+                os.close(above)
+            found, usage = os.fstat(at).st_dev, os.statvfs(at)
+        except OSError:  # below another mount, or moved meanwhile
+            continue
+        finally:
+            os.close(at)
+        if usage.f_blocks and device == f"{os.major(found)}:{os.minor(found)}":
+            files = (usage.f_files - usage.f_ffree) * TMPFS_FILE
+            used[device] = (usage.f_blocks - usage.f_bfree) * usage.f_frsize + files
     return sum(used.values())
 
 
