@@ -64,9 +64,12 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
     # Few texts have one of these words, so most need no special decoder.
     constant = no_constant if strict and ("NaN" in text or "Infinity" in text) else None
     try:
-        value, end = _decoder.raw_decode(text) if constant is None and text[:1] not in _BLANKS else (None, -1)
-        if end != len(text):  # few texts have blanks around them
+        if constant is not None or text[:1] in _BEFORE:
             value = json.loads(text, parse_constant=constant)
+        else:
+            value, end = _decoder.raw_decode(text)
+            if end != len(text) and (rest := text[end:].lstrip(_BLANKS)):
+                raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     except RecursionError as exc:  # its depth depends on Python's version
         raise TooDeep(depth) from exc
     # Most texts have fewer brackets than allowed levels, and counting them is fast.
@@ -77,7 +80,8 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
 
 # `json.loads` also looks for blanks around the text, which takes as long as the rest of a short one.
 _decoder = json.JSONDecoder()
-_BLANKS = " \t\n\r\ufeff"
+_BLANKS = " \t\n\r"
+_BEFORE = f"{_BLANKS}\ufeff"
 
 
 def count(value: object) -> int:
@@ -121,10 +125,10 @@ def most_values(raw: bytes) -> int:
 
 
 def values_in(raw: bytes) -> int:
-    """A closer upper bound: it counts outside of texts only."""
+    """A closer upper bound: it counts outside of texts only. A lower one if that is above `LINE_VALUES`."""
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = bare.count(b'"') // 2
-    if texts > 2 * LINE_VALUES:  # at most half of them are keys
+    if texts > 2 * LINE_VALUES:  # each is a value, or the key of one
         return texts // 2
     return most_values(b"".join(bare.split(b'"')[::2]))
 

@@ -60,7 +60,7 @@ from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, OWNERS_SHARE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
-from ..stores.held import Holds
+from ..stores.held import Holds, release
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, apart, awake_clock, survived, uninterrupted
 from .approvals import Question
@@ -441,6 +441,7 @@ class Engine:
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         live.compose, live.composed = request.compose, request.composed
+        release()  # the request only waits from now on: also for turns that have to read a long path first
         live.requested = Requested(
             agent.owner, agent.agent_id, live.accepted_at, request.request_id, TRACE_CONTEXT.get()
         )

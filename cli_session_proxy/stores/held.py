@@ -40,7 +40,6 @@ class Holds:
     @contextmanager
     def hold(self, owner: str) -> Iterator[None]:
         """Count what this task and its own tasks read from now on, until the end of the block."""
-        release()  # of the request that this turn answers: it only waits now
         hold = Hold(self, owner)
         token = _current.set(hold)
         try:

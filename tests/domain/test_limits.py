@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -49,6 +50,16 @@ def test_what_nests_as_deep_as_it_may_is_read() -> None:
     text = "[" * DEPTH + "]" * DEPTH
     assert depth_of(loads(text)) == DEPTH
     assert len(loads("[" + ",".join(["[]"] * 1000) + "]")) == 1000
+
+
+def test_a_text_is_parsed_once_whatever_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that ended with a line end took twice as long."""
+    monkeypatch.setattr(json, "loads", None)
+    for end in ("", "\n", " \r\n\t"):
+        assert loads('{"a": 1}' + end) == loads(b'{"a": 1}' + end.encode()) == {"a": 1}
+    for end in ("x", "\n{}", "\u00a0", "\x0b"):
+        with pytest.raises(json.JSONDecodeError, match="Extra data"):
+            loads('{"a": 1}' + end)
 
 
 def test_more_than_may_be_names_the_field_and_the_number() -> None:

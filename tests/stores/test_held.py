@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.base import Adoptable, Execution, Job
+from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores import held
@@ -101,6 +102,38 @@ async def test_a_wait_has_an_end_and_says_why(monkeypatch: pytest.MonkeyPatch) -
     async with readers(holds, ("a", 50), ("a", 20)) as (_, refused):
         with pytest.raises(QueueFull, match="50 bytes of your long conversations are in memory already"):
             await refused.task
+
+
+async def test_a_request_that_waits_in_its_lane_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that imports a history has read a path. The turn before it waited for that memory until it failed."""
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    monkeypatch.setattr(store, "UNCOUNTED", 0)
+    monkeypatch.setattr(held, "PATIENCE", 0.0)
+    prepare, may_read = MemoryBackend.prepare, asyncio.Event()
+
+    async def reading(self: MemoryBackend, job: Job) -> Execution | Adoptable:
+        await may_read.wait()
+        if job.parent is not None:
+            await engine.store.path(job.parent.id)
+        return await prepare(self, job)
+
+    async def importing() -> Turn:
+        with engine.holds.hold("local"):
+            await held.about_to_read(50)
+            return await ask(engine, "three", agent="a")
+
+    monkeypatch.setattr(MemoryBackend, "prepare", reading)
+    async with core(settings) as (engine, _):
+        may_read.set()
+        await ask(engine, "one", agent="a")
+        may_read.clear()
+        first = asyncio.create_task(ask(engine, "two", agent="a"))
+        await until(lambda: engine.running() == 1)
+        second = asyncio.create_task(importing())
+        await until(lambda: engine.queued() == 1)
+        may_read.set()
+        assert [turn.depth for turn in await asyncio.gather(first, second)] == [2, 3]
+        assert not engine.holds.bytes
 
 
 async def test_turns_on_long_paths_are_prepared_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,13 @@ async def test_images_count_where_they_are_put_back(tmp_path: Path, monkeypatch:
             only.setattr(rows, "load_images", None)
             texts = await store.path_texts("t3")
         assert [turn.input[0].content[0]["source"]["data"] for turn in texts] == [""] * 4
+        call = {"id": "c1", "output": "x" * 50_000}
+        turn = await accepted(store, a_turn(agent, "t4", "t3"))
+        await store.commit(**a_commit(turn, agent, tools=(call,)))
         monkeypatch.setattr(reading, "MOST_OF_A_PATH", 20_000)
+        with pytest.raises(ContextTooLong, match="bytes of turns, and 40,000 are the most"):
+            await store.path_texts("t4")
+        assert len(await store.path_texts("t3")) == 4
         assert len(await store.records("t0")) == 1
         for read in (store.path, store.records):
             with pytest.raises(ContextTooLong, match="rewind it"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 from sqlalchemy import (
@@ -97,6 +98,8 @@ MARKED = REPAIR_REASONS | {"adopted"}
 Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
+# Of a turn's row, without its images: the calls of tools and their results may be longer than the messages.
+_CHARACTERS = reduce(add, (func.coalesce(func.length(of), 0) for of in rows.TURN if of.type.python_type is str))
 _BEHIND = and_(turns.c.agent_key == bindparam("of_agent"), turns.c.seq > bindparam("after"))
 _OF_AGENT = _TURN.where(_BEHIND).order_by(turns.c.seq)
 _OUTLINES_OF_AGENT = select(*rows.OUTLINE).where(_BEHIND).order_by(turns.c.seq)
@@ -545,10 +548,12 @@ def path(conn: Connection, turn_id: str, *, uncounted: int | None = None) -> lis
 def path_texts(conn: Connection, turn_id: str, most: int | None = None, *, uncounted: int | None = None) -> list[Turn]:
     above = _ancestors(turn_id)
     on = above.c.id == turns.c.id
-    characters = func.sum(func.length(turns.c.input) + func.length(turns.c.output))
-    size = conn.scalar(select(characters).select_from(turns).join(above, on)) or 0
-    _refuse_larger(size, MOST_OF_A_PATH if most is None else most, "messages")
-    _is_counted(size, uncounted)
+    messages = func.length(turns.c.input) + func.length(turns.c.output)
+    sizes = select(func.sum(messages), func.sum(_CHARACTERS)).select_from(turns).join(above, on)
+    of_messages, of_turns = conn.execute(sizes).one()
+    _refuse_larger(of_messages or 0, MOST_OF_A_PATH if most is None else most, "messages")
+    _refuse_larger(of_turns or 0, 2 * MOST_OF_A_PATH, "turns")
+    _is_counted(of_turns or 0, uncounted)
     found = conn.execute(_TURN.join(above, on)).all()
     return _on_path(turn_id, [rows.turn(row, conn, images=False) for row in found])
 
