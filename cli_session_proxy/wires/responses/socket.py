@@ -117,7 +117,7 @@ class ResponsesSocket:
 
 class _Connection:
     def __init__(self, engine: Engine, dialogues: Dialogues, socket: WebSocket) -> None:
-        self._aside = engine.aside
+        self._aside, self._holds = engine.aside, engine.holds
         self._dialogues = dialogues
         self._socket = socket
         self._inbox: deque[tuple[bytes | ProxyError, ExitStack]] = deque()
@@ -216,7 +216,8 @@ class _Connection:
             if asked.ahead is not None:
                 await self._send_events(asked, self._kept_ahead(asked.call, asked.ahead))
                 return
-            answer = await self._dialogues.submit(asked.call, unstored_ids=self._own)
+            with self._holds.hold(self._owner):  # of this message, not of the connection
+                answer = await self._dialogues.submit(asked.call, unstored_ids=self._own)
             try:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():

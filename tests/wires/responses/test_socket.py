@@ -18,15 +18,19 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.engine.live import Observer
+from cli_session_proxy.engine.live import Answer, Observer
+from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.http import bounds
 from cli_session_proxy.http import connection as connections
 from cli_session_proxy.http import socket as http_sockets
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores import held
 from cli_session_proxy.wires.asgi import read_aside
 from cli_session_proxy.wires.responses import socket as sockets
+from cli_session_proxy.wires.responses.body import ResponsesCall
+from cli_session_proxy.wires.responses.dialogues import Dialogues
 from turnfault.provider.upstream import Upstream
 
 from ...http.test_connection import ticking
@@ -602,6 +606,27 @@ async def test_a_turn_that_fails_is_an_event_and_tells_no_words(tmp_path: Path) 
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"]["code"] == "upstream_error"
         assert "PROMPT" not in json.dumps(events)
+
+
+async def test_each_message_holds_what_it_reads_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection held what a refused message had read, and nothing of the messages behind its first turn."""
+    submit = Dialogues.submit
+    async with opened(tmp_path) as (engine, _, place), at(place) as socket:
+        sizes: list[int] = []
+
+        async def reading(self: Dialogues, call: ResponsesCall, **more: Any) -> Answer:
+            await held.about_to_read(50)
+            sizes.append(engine.holds.bytes.total())
+            if len(sizes) == 1:
+                raise QueueFull("full")
+            return await submit(self, call, **more)
+
+        monkeypatch.setattr(Dialogues, "submit", reading)
+        assert (await asked(socket, input="one"))[-1]["type"] == "error"
+        assert not engine.holds.bytes
+        for words in ("two", "three"):
+            assert said(await asked(socket, input=words)) == f"You said: {words} (1)"
+        assert sizes == [50, 50, 50]
 
 
 async def test_a_client_of_responses_finds_the_response_of_a_socket(tmp_path: Path) -> None:
