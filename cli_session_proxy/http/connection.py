@@ -434,8 +434,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._corked.flush()  # no more writes to join
         self._idle_since = self.loop.time()
-        if not self._for_gate["admitted"] and (self.pipeline or self._waiting):
-            self.pipeline.clear()  # without a key no pipelining
+        if not self._for_gate["admitted"] and (self.pipeline or (self._waiting and not self._in_message)):
+            self.pipeline.clear()  # without a key no pipelining; the rest of this request's body is none
             self.transport.close()
         super().on_response_complete()
         if self.flow.held:

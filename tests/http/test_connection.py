@@ -772,6 +772,21 @@ def test_a_place_is_not_made_twice_by_one_connection_that_cannot_close() -> None
 # --- strangers: clients that have shown no key
 
 
+def test_the_rest_of_a_body_is_no_request_ahead_of_an_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key, a connection was closed if a part of its body was left for the next iteration of the loop."""
+    monkeypatch.setattr(connections, "PORTION", 0.0)
+
+    async def case() -> None:
+        async with listening(hello, key=False) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(CHUNKED + b"1000\r\n%b\r\n0\r\n\r\n" % BIG[:4096])
+                await reader.readuntil(b"hello")
+            writer.close()
+
+    run(case())
+
+
 def test_chunks_after_the_answer_to_a_stranger_are_not_read_for_long(run: Run) -> None:
     async def case() -> None:
         taken = 0

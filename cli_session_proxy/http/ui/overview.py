@@ -127,7 +127,7 @@ class Overview:
         }
 
     async def _status(self, owner: str, sums: _Sums, now: float, *, wait: bool) -> ProxyStatus:
-        """Costs are those of `lists`. `remembered` is about this owner's agents."""
+        """Costs are those of `sums`. `remembered` is about this owner's agents."""
         facts = sums.facts
         if wait and (self._login_checked_at is None or now - self._login_checked_at > LOGIN_KEPT):
             self._login, self._login_checked_at = await self._ask_login(), now
