@@ -284,7 +284,7 @@ class Child:
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, bufsize=0,
                         # The wrapper runs outside the sandbox: it must not load a library from the agent's directory.
                         cwd="/" if wrapper else launch.cwd,
-                        env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
+                        env={MARK_VARIABLE: mark, **dict(launch.env)}, start_new_session=True,
                     )  # fmt: skip
             read = program.stderr
             errors, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), read)

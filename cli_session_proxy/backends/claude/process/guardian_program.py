@@ -42,8 +42,9 @@ NONE_LEFT = b"."
 # The variable with the mark in each CLI's environment, which identifies its descendants. The leading underscore
 # distinguishes it from settings of the proxy.
 MARK_VARIABLE = "_CLI_SESSION_PROXY_PROCESS"
-# Bytes of an environment that are read. A CLI's mark is in the first kilobytes; a program can pretend to have an
-# endless environment (`PR_SET_MM_MAP`), and a thousand with a megabyte each take 5 s.
+# Bytes of an environment that are read. A CLI's mark is its first variable, and what it starts usually gets the same
+# order. A program can pretend to have an endless environment (`PR_SET_MM_MAP`), and a thousand with a megabyte each
+# take 5 s.
 LONGEST_ENVIRONMENT = 128 * 1024
 # How often we search, because a process may start another one meanwhile; seconds for a killed process to die.
 SWEEPS = 20

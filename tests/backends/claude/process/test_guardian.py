@@ -22,7 +22,7 @@ import uvloop
 from cli_session_proxy.backends.claude.process import guardian as module
 from cli_session_proxy.backends.claude.process.child import end_stray
 from cli_session_proxy.backends.claude.process.guardian import Guardian, start_time
-from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
+from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, mark_of, status, sweep
 
 from ....talking import events
 from ....until import until
@@ -415,6 +415,16 @@ async def test_a_process_forked_from_the_proxy_does_not_keep_the_guardian_waitin
 async def test_a_cli_gets_the_parent_death_signal_and_its_pid_is_the_one_we_know(fake: Fake, start: Start) -> None:
     process = await start(await fake(env={"FAKE_CLI": "death-signal"}))
     assert said(await ask(process)) == f"{process.pid} {int(signal.SIGKILL)}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems are asked for the whole environment")
+async def test_the_mark_of_a_cli_is_found_however_much_the_settings_add_to_its_environment(
+    fake: Fake, start: Start
+) -> None:
+    added = {f"MORE_{number}": "x" * 100_000 for number in range(3)}
+    process = await start(await fake(env=added))
+    assert said(await ask(process))
+    assert mark_of(psutil.Process(process.pid)) == process._child._mark != ""
 
 
 async def test_without_setpriv_there_is_no_such_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
