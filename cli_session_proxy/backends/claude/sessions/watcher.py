@@ -84,8 +84,7 @@ class Watcher:
                 # It fails at a name that is not UTF-8, and at a folder that may not be read: go on without that agent.
                 if named := {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}:
                     # Not a folder that was removed meanwhile: there may be another agent of its name later.
-                    removed = named.difference(await asyncio.to_thread(self._folders))
-                    self._left_out |= named - removed
+                    self._left_out.update(await asyncio.to_thread(list, filter(os.path.lexists, named)))
                     continue
             await asyncio.sleep(AGAIN)
 
