@@ -12,7 +12,7 @@ from websockets.frames import Frame
 
 from ..errors import QueueFull
 from .bounds import RequestHold
-from .connection import PORTION, Untaken
+from .connection import HEAD, PORTION, Untaken
 
 # Bytes given to the parser at once: at most 85 frames, which take less than a millisecond.
 SLICE = 512
@@ -85,14 +85,20 @@ class Socket(WebSocketsSansIOProtocol):
     def _may_parse(self) -> bool:
         """Whether it is accepted, and everything before was taken: by the app, and by the client."""
         is_open = self.handshake_complete and not self.transport.is_closing()
+        if self.close_sent and self._unfinished() > HEAD:  # only the client's last word is awaited, and nobody counts
+            return False
         return is_open and not self.read_paused and self.writable.is_set()
+
+    def _unfinished(self) -> int:
+        """The bytes of a message that has not ended."""
+        return sum(map(len, self.frames)) + len(self.conn.reader.buffer)
 
     def _count(self) -> None:
         """Count the unfinished message with the owner's bodies."""
         if self.hold is None or self.close_sent:
             return
         try:
-            self.hold.body(sum(map(len, self.frames)) + len(self.conn.reader.buffer) - self.hold.bytes)
+            self.hold.body(self._unfinished() - self.hold.bytes)
         except QueueFull as full:
             self.conn.send_close(TRY_AGAIN_LATER, full.message)
             self.handle_parser_exception()

@@ -544,6 +544,29 @@ async def test_a_message_that_does_not_end_counts_with_its_owners_bodies(
                 assert b'"error":{' not in told, number
 
 
+async def test_a_message_behind_the_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For ten seconds one socket took `max_body` that nobody counted."""
+    kept, taken = 0, 0
+    data_received = http_sockets.Socket.data_received
+
+    def noted(one: http_sockets.Socket, data: bytes) -> None:
+        nonlocal kept, taken
+        data_received(one, data)
+        kept, taken = max(kept, sum(map(len, one.frames))), taken + len(data)
+
+    monkeypatch.setattr(http_sockets.Socket, "data_received", noted)
+    monkeypatch.setattr(sockets, "AHEAD", 0)
+    async with opened(tmp_path) as (_, _, place), raw(place) as client:
+        assert await client.status() == 101
+        client.writer.write(frame(1, CREATE))
+        assert (await client.frame())[0] == 8
+        client.writer.write(frame(1, b"", last=False) + frame(0, bytes(60_000), last=False) * 100)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert taken > kept
+        assert kept < 200_000
+
+
 async def one_of(*waiting: Awaitable[Any]) -> Any:
     tasks = [asyncio.ensure_future(one) for one in waiting]
     done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
