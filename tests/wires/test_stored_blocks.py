@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from hypothesis import Phase, given
+from hypothesis import Phase, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -115,8 +115,10 @@ async def looked_at(folder: Path, asked: list[Block], said: list[Block], data: d
             answer = await http.post(
                 "/responses", json={"input": "x", "model": "sonnet", "conversation": conversation_id("a")}
             )
-            assert answer.status_code == 200, answer.text
-        assert (await ask(engine, "two", agent="a")).depth == 5
+            # A result in the conversation that answers no call is refused, also if its client wrote it here.
+            is_refused = answer.status_code == 400 and "there is no open call" in answer.text
+            assert is_refused or answer.status_code == 200, answer.text
+        assert (await ask(engine, "two", agent="a")).depth == 5 - is_refused
 
 
 STORED: list[Any] = [
@@ -147,6 +149,7 @@ async def test_blocks_of_an_earlier_import_are_shown_in_words(tmp_path: Path) ->
 # Not shrunk: an example takes most of a second.
 @examples(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(FOUND, FOUND, ITEM)
+@example([], [], {"type": "function_call_output", "call_id": ["t"], "output": "x"})
 def test_whatever_blocks_an_earlier_import_took_every_address_shows_the_turn(
     asked: list[Block], said: list[Block], data: dict[str, Any]
 ) -> None:

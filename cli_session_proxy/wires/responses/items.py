@@ -123,7 +123,7 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
     call_id = item.get("call_id") or required(item, "id", str, where)
     output = item.get("output")
     content = output if isinstance(output, str) else list(read_content(item, where, _PARTS, name="output"))
-    return Message("user", (tool_result(call_id, content),))
+    return Message("user", (tool_result(str(call_id), content),))
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {

@@ -119,6 +119,8 @@ def test_items_of_codex_are_read() -> None:
         {"type": "function_call_output", "call_id": "c2", "output": "words"},
         {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "c3", "output": "a file"},
+        {"type": "function_call", "call_id": "4", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": 4, "output": "more"},
         {"type": "compaction", "encrypted_content": "of another service"},
     )
     calls = [block for message in call.request.messages for block in message.content if block["type"] == "tool_use"]
@@ -126,12 +128,13 @@ def test_items_of_codex_are_read() -> None:
         ("c1", "apply_patch", {"input": "*** Begin Patch"}),
         ("c2", "mcp__files__read", {}),
         ("c3", "local_shell", {"command": ["ls"]}),
+        ("4", "read", {}),
     ]
     results = [
         block for message in call.request.messages for block in message.content if block["type"] == "tool_result"
     ]
     assert [(block["tool_use_id"], block["content"]) for block in results] == [
-        ("c1", "done"), ("c2", "words"), ("c3", "a file"),
+        ("c1", "done"), ("c2", "words"), ("c3", "a file"), ("4", "more"),
     ]  # fmt: skip
     assert "cannot be read here" in str(call.request.messages[-2])
     assert call.request.messages[-1] == Message.user("go on")
