@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import psutil
 
@@ -38,6 +38,7 @@ from .capability import PROMPT_FILE, SYSTEM_PROMPT, Capability
 from .frames import printable
 from .guardian import MARK, Guardian, start_time
 from .guardian_program import MARK_VARIABLE, sweep
+from .pipes import ThreadReader
 
 log = logs.get(__name__)
 
@@ -261,7 +262,6 @@ class Child:
         wrapper = () if launch.wrapper is None else await launch.wrapper()
         await guardian.start()
         mark = guardian.mark()
-        loop = asyncio.get_running_loop()
         prompt_file = ours = stdin = heard = stdout = read = errors = program = None
         try:
             ours, theirs = _input_pair()
@@ -277,7 +277,7 @@ class Child:
                 heard, says = _output_pipe()
                 with says:
                     # Not asyncio's PIPE: data from that takes one or two more loop iterations.
-                    stdout, _ = await loop.connect_read_pipe(lambda: output, heard)
+                    stdout = await _reading(heard, output, launch)
                     stderr = asyncio.StreamReader(limit=limit)
                     program = subprocess.Popen(  # noqa: ASYNC220, S603 - see `OSProcess`; this is the CLI
                         [*guardian.death_signal, *wrapper, *launch.argv(prompt_file)],
@@ -287,7 +287,8 @@ class Child:
                         env={MARK_VARIABLE: mark, **dict(launch.env)}, start_new_session=True,
                     )  # fmt: skip
             read = program.stderr
-            errors, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), read)
+            assert read is not None
+            errors = await _reading(read, asyncio.StreamReaderProtocol(stderr), launch)
             child = cls(launch, guardian, OSProcess(program), stdin, stdout, stderr, errors)
         except BaseException as exc:
             for opened in (stdin or ours, stdout or heard, errors or read):
@@ -480,6 +481,14 @@ def _output_pipe() -> tuple[BinaryIO, BinaryIO]:
         if sys.platform == "linux":
             fcntl.fcntl(says, fcntl.F_SETPIPE_SZ, BUFFER)
     return os.fdopen(heard, "rb", 0), os.fdopen(says, "wb", 0)
+
+
+async def _reading(pipe: IO[bytes], protocol: asyncio.Protocol, launch: Launch) -> asyncio.ReadTransport:
+    """Read this output of the CLI from now on."""
+    if launch.confined:
+        return ThreadReader(pipe, protocol)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    return transport
 
 
 def write_prompt(launch: Launch) -> Path:
