@@ -38,6 +38,7 @@ from ..engine.engine import Engine
 from ..engine.passing import ORIGIN, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
+from ..stores import held
 from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
 from .connection import FIELDS, HEAD
@@ -168,11 +169,13 @@ class Relay:
                 await app({**incoming.inner, "state": dict(state)}, incoming.recorded, incoming.answer)
                 return
             except Elsewhere as there:
+                held.release()  # it only waits now, or begins again
                 if await self._passed_on(incoming, there, state):
                     return
             ORIGIN.set("local_only")
             state["held"].read_again()
-            await app(incoming.inner, incoming.again(), incoming.send)
+            with self._engine.holds.hold(state["owner"]):
+                await app(incoming.inner, incoming.again(), incoming.send)
         finally:
             ORIGIN.reset(token)
 

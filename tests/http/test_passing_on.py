@@ -26,6 +26,7 @@ from cli_session_proxy.http.hop import REFUSED, Incoming
 from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
+from cli_session_proxy.stores import held
 from cli_session_proxy.stores.base import Store, Whereabouts
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.wires import answers
@@ -93,6 +94,40 @@ async def test_an_agent_without_a_name_is_known_by_its_history_or_an_id_and_pass
             await host.http.post("/v1/responses", json={"model": "sonnet", "input": text, "conversation": talk})
         assert [path[-1] for path in one.asked] == ["one", "two", "five", "six"]
         assert two.asked == [["three"], ["three", "four"]]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_what_was_read_before_a_hop_is_not_counted_while_it_lasts(
+    postgres_url: str, tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that only waited for another proxy's answer kept its part of the memory from all others here."""
+    counted: list[dict[str, int]] = []
+
+    async def unreachable(*_: Any) -> bool:
+        return False
+
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        submit = two.engine.submit
+
+        async def reading(*given: Any, **more: Any) -> Any:
+            await held.about_to_read(50)
+            counted.append(dict(two.engine.holds.bytes))
+            return await submit(*given, **more)
+
+        monkeypatch.setattr(two.engine, "submit", reading)
+        if not is_there:
+            monkeypatch.setattr(Relay, "_is_there", unreachable)
+        for host in (one, two):
+            host.model.reached.clear()
+            host.model.open.clear()
+        waiting = asyncio.create_task(two.chat("two"))
+        await (one if is_there else two).model.reached.wait()
+        assert not two.engine.holds.bytes
+        for host in (one, two):
+            host.model.open.set()
+        assert said(await waiting) == "You said: two (2)"
+        assert counted == [{"local": 50}] * (1 if is_there else 2)
 
 
 async def test_a_stream_comes_through_as_it_is_made(postgres_url: str, tmp_path: Path) -> None:
