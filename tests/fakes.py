@@ -136,7 +136,7 @@ class FakeStore:
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
         return 0, 0.0
 
-    async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+    async def summaries(self, owner: str | None = None, *, since: float | None = None) -> AsyncIterator[ChainSummary]:
         for agent in self.agents.values():
             yield ChainSummary(agent, len(self.rows), 1, 0, "completed", 0.02, 2048, 1_790_000_100.0)
 
