@@ -63,8 +63,8 @@ class Holds:
                     await place[2]
             except TimeoutError:
                 raise QueueFull(
-                    f"{self.bytes[hold.owner]:,} bytes of your long conversations are in memory already, "
-                    f"{self.bytes.total():,} of all: send this again in a moment",
+                    f"too many long conversations are in memory, of yours {self.bytes[hold.owner]:,} bytes: "
+                    "send this again in a moment",
                     retry_after=RETRY_AFTER,
                 ) from None
             finally:

@@ -100,7 +100,7 @@ async def test_a_wait_has_an_end_and_says_why(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(held, "PATIENCE", 0.0)
     holds = Holds()
     async with readers(holds, ("a", 50), ("a", 20)) as (_, refused):
-        with pytest.raises(QueueFull, match="50 bytes of your long conversations are in memory already"):
+        with pytest.raises(QueueFull, match="of yours 50 bytes"):
             await refused.task
 
 
@@ -152,7 +152,7 @@ async def test_turns_on_long_paths_are_prepared_in_turn(tmp_path: Path, monkeypa
     async with core(settings) as (engine, _):
         await ask(engine, "x" * 1000, agent="a")
         async with readers(engine.holds, ("local", 50)):
-            with pytest.raises(QueueFull, match="50 bytes of your long conversations"):
+            with pytest.raises(QueueFull, match="of yours 50 bytes"):
                 await ask(engine, "two", agent="a")
         assert (await ask(engine, "two", agent="a")).depth == 2
         assert not engine.holds.bytes
