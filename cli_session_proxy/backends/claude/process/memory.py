@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -21,6 +22,8 @@ FIRST_WEIGHT = 200 * 1024 * 1024
 TMPFS_FILE = 1024
 # A folder that is only looked at. `O_PATH` is Linux's, as is what it is used for.
 FOLDER = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# How the kernel writes a blank in a mount's path.
+ESCAPED = re.compile(r"\\([0-7]{3})")
 # Timeout of a measurement in seconds.
 WEIGH_WAIT = 5.0
 
@@ -108,7 +111,7 @@ def _in_memory(pid: int) -> int:
     for device, path in mounts:
         at = os.open(f"/proc/{pid}/root/.", FOLDER)
         try:
-            for name in path.split("/"):
+            for name in ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), path).split("/"):
                 above, at = at, os.open(name or ".", FOLDER, dir_fd=at)
                 os.close(above)
             found, usage = os.fstat(at).st_dev, os.statvfs(at)

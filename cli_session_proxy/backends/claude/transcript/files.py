@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import io
 import json
 import os
@@ -104,7 +105,9 @@ def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     top = beside(path)
     try:
         folder = os.open(top, LOOK | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # an agent may have closed its folder
+    except OSError as exc:  # an agent may have closed its folder, or put a link there, which macOS calls a loop
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
+            raise
         return
     try:
         yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)))

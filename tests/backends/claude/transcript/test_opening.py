@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -174,3 +175,25 @@ def test_a_line_that_nests_too_deep_is_a_broken_one_and_the_others_are_read(leve
     good = '{"uuid":"u","parentUuid":null,"type":"user","message":{"role":"user","content":"hello"}}'
     parsed = transcript.parse(f"{good}\n{deep}\n{good}\n".encode())
     assert (len(parsed.entries), parsed.broken) == (2, 1)
+
+
+@pytest.mark.parametrize("refusal", [errno.ELOOP, errno.ENOTDIR, errno.EACCES])
+def test_a_link_in_the_place_of_the_folder_beside_a_transcript_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """Linux calls it no directory, macOS a loop."""
+
+    def refused(path: Path, flags: int, **_: object) -> int:
+        raise OSError(refusal, os.strerror(refusal), str(path))
+
+    monkeypatch.setattr(os, "open", refused)
+    assert list(files._opened_beside(tmp_path / "a.jsonl")) == []
+
+
+def test_a_fault_of_the_disk_is_not_taken_for_an_absent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, flags: int, **_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        list(files._opened_beside(tmp_path / "a.jsonl"))
