@@ -97,7 +97,7 @@ class ApprovalAnswered(ProxyError, status=409, code="approval_answered", retries
 
 
 class RequestTooLarge(ProxyError, status=413, code="request_too_large", retries_help=False):
-    """The request is larger than the proxy (`max_body`) or the provider takes."""
+    """The request is larger than `max_body`, or than the provider allows."""
 
 
 class QueueFull(ProxyError, status=429, code="queue_full"):

@@ -279,11 +279,10 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._waiting += data
-        if self.flow.held:
-            return
-        self._read_on()
-        if len(data) >= PIECE and not self.flow.held and not self._handed_over:
-            self._rest()
+        if not self.flow.held:
+            self._read_on()
+            if len(data) >= PIECE and not self.flow.held and not self._handed_over:
+                self._rest()
 
     def _rest(self) -> None:
         """Serve the other connections before this one is read again."""

@@ -284,7 +284,8 @@ class Child:
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, bufsize=0,
                         # The wrapper runs outside the sandbox: it must not load a library from the agent's directory.
                         cwd="/" if wrapper else launch.cwd,
-                        env={MARK_VARIABLE: mark, **dict(launch.env)}, start_new_session=True,
+                        # The mark comes first, where it is looked for, and no setting replaces it.
+                        env={MARK_VARIABLE: mark} | dict(launch.env) | {MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip
             read = program.stderr
             assert read is not None

@@ -109,7 +109,7 @@ def _in_memory(pid: int) -> int:
         mounts = [line.split()[2:5:2] for line in file if " - tmpfs " in line]
     used = {}
     for device, path in mounts:
-        at = os.open(f"/proc/{pid}/root/.", FOLDER)
+        at = os.open(os.path.join("/proc", str(pid), "root", "."), FOLDER)
         try:
             for name in ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), path).split("/"):
                 above, at = at, os.open(name or ".", FOLDER, dir_fd=at)

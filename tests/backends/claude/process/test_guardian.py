@@ -427,6 +427,13 @@ async def test_the_mark_of_a_cli_is_found_however_much_the_settings_add_to_its_e
     assert mark_of(psutil.Process(process.pid)) == process._child._mark != ""
 
 
+async def test_no_setting_changes_the_mark_of_a_cli(fake: Fake, start: Start) -> None:
+    """A proxy that runs in another one's CLI may be told to pass on every variable."""
+    process = await start(await fake(env={MARK_VARIABLE: "of another proxy"}))
+    assert said(await ask(process))
+    assert mark_of(psutil.Process(process.pid)) == process._child._mark != ""
+
+
 async def test_without_setpriv_there_is_no_such_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = tmp_path / "setpriv"
     old.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
