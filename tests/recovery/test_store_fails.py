@@ -100,7 +100,12 @@ async def test_an_end_that_could_not_be_stored_is_told_and_is_stored_when_the_st
         store.broken = {"commit", "fail"}
         with pytest.raises(StoreUnavailable):
             await ask(engine, "one")
-        assert [turn.status for turn in await turns_of(engine)] == ["running"]
+
+        async def left() -> bool:
+            """That its client left is stored after it left."""
+            return [(turn.status, turn.delivery) for turn in await turns_of(engine)] == [("running", "undelivered")]
+
+        await until(left)
         (row,) = [row async for row in engine.view.summaries()]
         (turn,) = (await engine.view.page(row.agent.key, before_seq=None, limit=9)).turns
         (streamed,) = [turn async for turn in engine.view.turns(row.agent.key)]
