@@ -1,15 +1,17 @@
 """One ordered lane per agent, and the slots that all agents' turns share.
 
 A place is taken before the turn is stored and given up if storing fails, so the order of the lane is the
-order of acceptance. Only the first of a lane asks for a slot, and slots are given first come, first served: however
-many turns one agent has queued, any other agent waits for at most one of them.
-Each turn waits on a future that only its own task waits for, so a cancelled turn leaves nothing behind.
+order of acceptance. Only the first turn of a lane asks for a slot, and slots are given first come, first served:
+however many turns one agent has queued, any other agent waits for at most one of them.
+Each place has a future of its own that only its turn's task waits for, so a cancelled turn leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ..errors import QueueFull
@@ -32,38 +34,27 @@ class Slots:
         self.time = Average(FIRST_GUESS)  # of a turn, without its wait for a slot
         self.free = asyncio.Semaphore(limit)  # first come, first served
 
-    def slot(self) -> Slot:
-        """Wait for a slot, and hold it: `async with`."""
-        return Slot(self)
-
-
-class Slot:
-    """A class, like all that each turn enters: a generator would cost the event loop more."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-
-    async def __aenter__(self) -> None:
-        await self._slots.free.acquire()
-        self._slots.running += 1
-        self._began = asyncio.get_running_loop().time()
-
-    async def __aexit__(self, *raised: object) -> None:
-        self._slots.running -= 1
-        self._slots.time.add(asyncio.get_running_loop().time() - self._began)
-        self._slots.free.release()
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it."""
+        await self.free.acquire()
+        self.running += 1
+        began = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.time.add(asyncio.get_running_loop().time() - began)
+            self.free.release()
 
 
 @dataclass(eq=False, slots=True)
 class LanePlace:
-    """A turn's place in its lane. Enter it with `async with lanes.turn(place)`.
+    """A turn's place in its lane. Enter it with `async with lanes.turn(place)`."""
 
-    `key`: the agent's. `granted` is done while the place is the first. `began`: the loop's time when its turn began.
-    """
-
-    key: int
-    granted: asyncio.Future[None] = field(repr=False)
-    began: float = 0.0
+    key: int  # the agent's
+    granted: asyncio.Future[None] = field(repr=False)  # done while the place is the first of its lane
+    began: float = 0.0  # when its turn began, by the loop's time
 
     async def until_first(self) -> None:
         """Wait until this place is the first again, if others were put before it. The turn's time begins after it."""
@@ -147,38 +138,25 @@ class Lanes:
         place.began = asyncio.get_running_loop().time()
         place.granted.set_result(None)
 
-    def turn(self, place: LanePlace) -> LaneTurn:
-        """Wait until the place is the first of its lane; leave the lane at the end: `async with`."""
-        return LaneTurn(self, place)
-
-    def has_run(self, place: LanePlace) -> None:
-        """Note the time of this place's turn, and leave the lane."""
-        took = asyncio.get_running_loop().time() - place.began
-        self._time.add(took)
-        self._times.setdefault(place.key, Average(took)).add(took)
-        self._times.move_to_end(place.key)
-        if len(self._times) > KNOWN_AGENTS:
-            self._times.popitem(last=False)
-        self.give_up(place)
+    @asynccontextmanager
+    async def turn(self, place: LanePlace) -> AsyncIterator[None]:
+        """Wait until the place is the first of its lane. At the end, leave the lane and note how long the turn took."""
+        try:
+            await place.granted
+        except BaseException:
+            self.give_up(place)
+            raise
+        try:
+            yield
+        finally:
+            took = asyncio.get_running_loop().time() - place.began
+            self._time.add(took)
+            self._times.setdefault(place.key, Average(took)).add(took)
+            self._times.move_to_end(place.key)
+            if len(self._times) > KNOWN_AGENTS:
+                self._times.popitem(last=False)
+            self.give_up(place)
 
     def waiting(self, key: int) -> int:
         """How many turns wait or run in this agent's lane."""
         return len(self._lanes.get(key, ()))
-
-
-class LaneTurn:
-    """See `Lanes.turn`."""
-
-    def __init__(self, lanes: Lanes, place: LanePlace) -> None:
-        self._lanes = lanes
-        self._place = place
-
-    async def __aenter__(self) -> None:
-        try:
-            await self._place.granted
-        except BaseException:
-            self._lanes.give_up(self._place)
-            raise
-
-    async def __aexit__(self, *raised: object) -> None:
-        self._lanes.has_run(self._place)

@@ -20,7 +20,7 @@ from ..backends.base import Called
 from ..backends.claude import transcript
 from ..backends.claude.process.capability import PROMPT_FILE
 from ..backends.claude.process.child import Launch
-from ..backends.claude.process.events import Asks
+from ..backends.claude.process.events import PermissionRequest
 from ..backends.claude.process.observed import Name, Observation
 from ..backends.claude.process.parameters import EXTRA_BODY, MAX_TOKENS
 from ..backends.claude.process.process import ClaudeProcess
@@ -180,7 +180,7 @@ async def _first(stage: Stage) -> SceneTalk | None:
                     raise Unable("it was given on the command line")
                 if SYSTEM not in json.dumps(turn.request.body.get("system")):
                     raise Differs("the system prompt of the file did not reach the model")
-            stage.note("tag", "ok" if turn.result.tagged else "failed", "its result names no prompt")
+            stage.note("tag", "ok" if turn.result.names_prompt else "failed", "its result names no prompt")
             async with stage.observing("tools_off"):
                 if offered := turn.request.body.get("tools"):
                     raise Differs(f"the model was offered {', '.join(str(tool.get('name')) for tool in offered)}")
@@ -553,7 +553,7 @@ async def _approvals(stage: Stage) -> None:
             file = launch.cwd / prompt
             stage.upstream.when(prompt, ToolUse([("Write", {"file_path": str(file), "content": prompt})]))
             turn = await stage.turn(process, prompt, verdict=verdict)
-            if [event.tool for event in turn.events if isinstance(event, Asks)] != ["Write"]:
+            if [event.tool for event in turn.events if isinstance(event, PermissionRequest)] != ["Write"]:
                 raise Differs("it did not ask once before it wrote a file")
             if file.exists() != verdict.allows:
                 raise Differs(

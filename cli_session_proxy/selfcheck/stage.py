@@ -27,7 +27,7 @@ from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.child import Launch
-from ..backends.claude.process.events import Asks, AssistantMessage, CliEvent, ProcessDied, Result
+from ..backends.claude.process.events import AssistantMessage, CliEvent, PermissionRequest, ProcessDied, Result
 from ..backends.claude.process.guardian import Guardian
 from ..backends.claude.process.observed import NAMES, Name, Observation, Observed, Outcome
 from ..backends.claude.process.process import ClaudeProcess
@@ -221,7 +221,7 @@ class Stage:
             async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as events:
                 async for event in events:
                     turn.events.append(event)
-                    if isinstance(event, Asks) and verdict is not None:
+                    if isinstance(event, PermissionRequest) and verdict is not None:
                         process.permit(event, verdict)
 
         await self.bounded(process, collect())

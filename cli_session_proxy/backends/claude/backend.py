@@ -239,7 +239,7 @@ class _ClaudeExecution:
                         case base.ToolActivity():
                             self._check_approval(event.entry)
                             yield event
-                        case events.Asks():
+                        case events.PermissionRequest():
                             self._approval_requested.add(event.call)
                             yield base.PermissionAsked(
                                 event.request_id, event.tool, event.input, event.call, event.agent,
@@ -309,7 +309,7 @@ class _ClaudeExecution:
                                 remedy = await self._remedy(failed)
                                 self._sound = remedy is None and not isinstance(failed, ClaudeNotLoggedIn)
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
-                            if event.silent and not self._interrupted:
+                            if event.empty and not self._interrupted:
                                 self._sound = False
                                 cli = self._ready.process.launch.capability
                                 used = event.usage.output_tokens

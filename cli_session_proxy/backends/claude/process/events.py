@@ -38,9 +38,9 @@ class AssistantMessage:
 @dataclass(frozen=True, slots=True)
 class Truncated:
     """The answer reached its token limit. The CLI would ask the model to go on, up to four times: that is not part of
-    the answer. `usage`: of the turn so far."""
+    the answer."""
 
-    usage: Usage
+    usage: Usage  # of the turn so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,55 +52,45 @@ class CallRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
-    """The CLI wants to run a tool and waits for `ClaudeProcess.permit`. `request_id`: of the question; `call`: of the
-    model; `agent`: the sub-agent, if any."""
+class PermissionRequest:
+    """The CLI wants to run a tool and waits for `ClaudeProcess.permit`."""
 
-    request_id: str
+    request_id: str  # of the control request
     tool: str
     input: JSON
-    call: str | None
-    agent: str | None
+    call: str | None  # the id of the model's tool call
+    agent: str | None  # the sub-agent that calls, if any
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The provider stopped the answer with `stop_reason: refusal`. The last event that is read of the turn.
-
-    CLI 2.1 would ask again with a note to the model, and then report an API error; 1.0 reports it at once. `usage`: of
-    the turn.
-    """
+    """The provider stopped the answer with `stop_reason: refusal`. Nothing after it is read in this turn: CLI 2.1 would
+    ask again with a note to the model, and then report an API error; 1.0 reports the error at once."""
 
     category: str | None
     explanation: str | None
-    usage: Usage
+    usage: Usage  # of the turn
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a turn, as the CLI reports it.
-
-    `cost_total_usd` is the session's running total, restored at a resume; `usage` is this turn's (2.1.329).
-    `text`: the CLI's result text: an error message, or the answer if no earlier frame had it. `stop_sequence`: where
-    the provider stopped. `silent`: it reports success, but there was no answer. `tagged`: it names the frame that it
-    answers.
-    """
+    """The end of a turn, as the CLI reports it."""
 
     session_id: str
     is_error: bool
     subtype: str
-    text: str
+    text: str  # an error message, or the answer if no earlier frame had it
     stop_reason: str | None
     terminal_reason: str | None
     api_error_status: int | None
-    usage: Usage
-    cost_total_usd: float | None
+    usage: Usage  # of this turn (2.1.329)
+    cost_total_usd: float | None  # of the session, turns before a resume included
     num_turns: int
     detail: JSON = field(default_factory=dict)
-    stop_sequence: str | None = None
+    stop_sequence: str | None = None  # at which the provider stopped
     cache_miss: CacheMiss | None = None
-    silent: bool = False
-    tagged: bool = False
+    empty: bool = False  # it reports success, but there was no answer
+    names_prompt: bool = False  # a frame of the turn named the prompt that it answers
 
 
 CliEvent = (
@@ -111,7 +101,7 @@ CliEvent = (
     | Called
     | Truncated
     | CallRefused
-    | Asks
+    | PermissionRequest
     | PermissionWithdrawn
     | Declined
     | Retried
@@ -128,9 +118,10 @@ CliEvent = (
 class ProcessDied(Exception):
     """The process ended, or its output could not be read, before the turn's result.
 
-    `no_conversation`: the CLI printed "No conversation found" (a new session id that it offers must not be used).
-    `stderr`: its last KB; `notices`: the last lines of stdout that were no frames. `cli`: version and binary. `used`:
-    usage of the turn so far. `retry`: another process may succeed; False after a timeout.
+    - `stderr`: its last KB; `notices`: the last lines of stdout that were no frames; `cli`: version and binary.
+    - `no_conversation`: the CLI printed "No conversation found" (a new session id that it offers must not be used).
+    - `used`: usage of the turn so far.
+    - `retry`: another process may succeed; False after a timeout.
     """
 
     def __init__(

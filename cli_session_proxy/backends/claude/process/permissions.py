@@ -13,7 +13,7 @@ from typing import Any
 from ....domain.approvals import Verdict
 from ....domain.models import JSON
 from ....settings import Profile
-from .events import Asks
+from .events import PermissionRequest
 
 SUBTYPE = "can_use_tool"
 # The message for the model after a refusal: the CLI's own text (2.1.331).
@@ -41,15 +41,17 @@ def is_asked(frame: JSON) -> bool:
     return isinstance(request, dict) and request.get("subtype") == SUBTYPE
 
 
-def read(frame: JSON) -> Asks:
+def read(frame: JSON) -> PermissionRequest:
     request: dict[str, Any] = frame["request"]
     tool, tool_input = str(request.get("tool_name"))[:LONGEST_TOOL], request.get("input")
     ids = (request.get(name) for name in ("tool_use_id", "agent_id"))
     call, agent = (one if isinstance(one, str) and len(one) <= LONGEST_TOOL else None for one in ids)
-    return Asks(str(frame.get("request_id")), tool, tool_input if isinstance(tool_input, dict) else {}, call, agent)
+    return PermissionRequest(
+        str(frame.get("request_id")), tool, tool_input if isinstance(tool_input, dict) else {}, call, agent
+    )
 
 
-def answer(asked: Asks, verdict: Verdict) -> JSON:
+def answer(asked: PermissionRequest, verdict: Verdict) -> JSON:
     """The answer's frame. An allowed call runs with exactly the input that was shown."""
     decision: JSON
     if verdict.allows:

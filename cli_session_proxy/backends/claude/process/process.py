@@ -28,7 +28,7 @@ from ....settings import Settings
 from ...base import Called, PermissionWithdrawn
 from . import capability, frames, permissions
 from .child import AT_WORK, Child, Launch, check_tools
-from .events import Asks, CallRefused, CliEvent, Declined, ProcessDied, Result
+from .events import CallRefused, CliEvent, Declined, PermissionRequest, ProcessDied, Result
 from .frames import FRAMES, READ_SIZE, STDERR_TAIL, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
@@ -88,7 +88,7 @@ class ClaudeProcess:
         self._waited_in_vain = False
         self._stopping: asyncio.TimerHandle | None = None  # the timeout of an interrupted turn
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
-        self._asks: dict[str, Asks] = {}  # open permission requests
+        self._asks: dict[str, PermissionRequest] = {}  # open permission requests
         self._output = output
         output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
@@ -241,7 +241,7 @@ class ClaudeProcess:
                 if results and (call := not_taken(frame, results)) is not None:
                     raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
                 events = reader.feed(frame)
-                if reader.untold_call:
+                if reader.call_without_frame:
                     why = "it made a call of a client's tool, and no frame had told of that call"
                     self._failed("mcp_set_servers", why)
                     raise self.died_of(why, retry=False)
@@ -328,7 +328,7 @@ class ClaudeProcess:
         self._output.failure, self._waited_in_vain = why, True
         self.kill()
 
-    def permit(self, asked: Asks, verdict: Verdict) -> None:
+    def permit(self, asked: PermissionRequest, verdict: Verdict) -> None:
         """Answer a permission request of the CLI. Ignored if that is no longer open."""
         if self._asks.pop(asked.request_id, None) is not None:
             self._write(frames.line(permissions.answer(asked, verdict)))

@@ -24,14 +24,14 @@ T = TypeVar("T")
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 PIECES = frozenset({"text", "thinking", "signature"})  # fields of deltas
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
-LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool, a call or a reason
+LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool's name, a call's id, a reason
 FEW = 32  # fields that are kept of a retry or a compaction
 # Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took half the answer for the whole: send it again"
 ENDS = ("end_turn", "stop_sequence")  # stop reasons after which the CLI sends no more requests
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
-_TAG = "user_message_uuids"
+_PROMPTS = "user_message_uuids"
 REFUSAL = "refusal"
 # A refusal in a result of a CLI without partial messages: 1.0 has no other sign of it (1.0.120).
 _POLICY = "appears to violate our Usage Policy"
@@ -45,7 +45,7 @@ _RESULT_DETAIL = (
 class CallReader:
     """Decides about each call once, when its arguments are known. The judge has examined the call before."""
 
-    judge: ToolPolicy | None  # the rules from here on
+    judge: ToolPolicy | None  # the client's tools, and the rules for calls of them
     _message: str | None = None
     _decided: dict[str, Block | CallRefused | None] = field(default_factory=dict)
     accepted: list[Block] = field(default_factory=list)  # of the present message
@@ -87,17 +87,17 @@ class TurnReader:
       sub-agents are `ToolActivity`, never blocks.
     - A stream that the provider cut gives `Abandoned`, with the unfinished blocks. Blocks that were finished before
     have their `AssistantMessage`, and stay.
-    - With `frame_uuid`, a result of another frame is ignored: where the CLI tags (2.1.x), only the result that
-      lists ours ends the turn.
+    - With `frame_uuid`, the result of another prompt is ignored. CLI 2.1.x names the prompts in its frames: there, only
+      the result that names ours ends the turn.
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
     - With `judge`, calls of the client's tools are blocks, too, under the client's names. They come when their message
     is complete, and the turn ends with `Called`. The same reader continues after the results (`go_on`).
     - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
     - A refusal gives `Declined` at once: later frames of the CLI about it are not read.
     - For a CLI with unknown frame or block types: if no assistant frame had text, the answer is what was streamed. If
-    the result's text is not in the answer, it is appended. Without any text the result is `silent`.
+    the result's text is not in the answer, it is appended. Without any text the result is `empty`.
     - `said_all`: the model has finished its answer, and only the result is missing.
-    - `untold_call`: the CLI sent a call of the client's tools that was in no frame.
+    - `call_without_frame`: the CLI asked the client's tool server for a call that no assistant frame had.
     - `garbage` counts lines that were no frames.
     """
 
@@ -105,10 +105,10 @@ class TurnReader:
         self._uuid = frame_uuid
         self._calls = CallReader(judge)
         self._used = NO_USAGE  # of complete messages
-        self._told = NO_USAGE  # the part already reported to earlier turns
+        self._reported = NO_USAGE  # the part already reported to earlier turns
         self._using: JSON = {}  # of the message that is being streamed
         self._counted: Usage | None = NO_USAGE  # all of it; None: not added up since it has changed
-        self._tagged = False
+        self._prompt_named = False  # by a frame of this turn: `frame_uuid` was in it
         self._next = 0
         self._streaming: str | None = None  # the API message that is being streamed
         self._whole = False  # that message has a stop reason: only its `message_stop` is missing
@@ -126,7 +126,7 @@ class TurnReader:
         self._pieces: dict[int, list[Block]] = {}  # by block: streamed, and not yet in an assistant frame
         self._asked: set[str] = set()  # permission requests
         self.said_all = False
-        self.untold_call = False
+        self.call_without_frame = False
         self.garbage = 0
 
     def go_on(self, judge: ToolPolicy | None) -> None:
@@ -140,7 +140,7 @@ class TurnReader:
     def used(self) -> Usage:
         """Usage of the turn so far, from its streams."""
         if self._counted is None:
-            self._counted = self._used.plus(_usage(self._using)).minus(self._told)
+            self._counted = self._used.plus(_usage(self._using)).minus(self._reported)
         return self._counted
 
     def feed(self, frame: JSON | None) -> list[CliEvent]:
@@ -152,8 +152,8 @@ class TurnReader:
         if name is not None and name == self._last:
             return [Activity("repeated")]
         self._last = name
-        if self._uuid is not None and not self._tagged:
-            self._tagged = self._uuid in _tags(frame)
+        if self._uuid is not None and not self._prompt_named:
+            self._prompt_named = self._uuid in _prompts_of(frame)
         kind = str(frame.get("type"))
         if frame.get("parent_tool_use_id") is not None:
             agent = _short(str(frame["parent_tool_use_id"]))
@@ -166,7 +166,7 @@ class TurnReader:
             case "user":
                 return self._tools(_blocks(_dict(frame.get("message")))) or [Activity(kind)]
             case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
-                self.untold_call = self._calls.judge is not None and not self._calls.knows(called_in(frame))
+                self.call_without_frame = self._calls.judge is not None and not self._calls.knows(called_in(frame))
                 return (self._called() if self._streaming is None else []) or [Activity(kind)]
             case "control_request" if permissions.is_asked(frame):
                 asked = permissions.read(frame)
@@ -195,7 +195,7 @@ class TurnReader:
         return [Activity(kind)]
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
-        """`abandoned`: in the `message_stop` that CLI 2.1 sends after a cut: from which block on they are void."""
+        """`abandoned`: after a cut, CLI 2.1 says in the `message_stop` from which block on they are void."""
         at = count(event.get("index"))
         match event.get("type"):
             case "message_start":
@@ -272,11 +272,11 @@ class TurnReader:
         return [*self._close_all(), Abandoned(void)]
 
     def _called(self) -> list[CliEvent]:
-        """The calls of the client's tools in a complete message."""
+        """The end of a message that called the client's tools: the calls as blocks, then `Called`."""
         calls, self._calls.accepted = tuple(self._calls.accepted), []
         if not calls:
             return []
-        used, self._told, self._counted = self._used.minus(self._told), self._used, None
+        used, self._reported, self._counted = self._used.minus(self._reported), self._used, None
         return [*self._made(calls), Called(calls, used)]
 
     def _close_all(self) -> list[CliEvent]:
@@ -340,7 +340,9 @@ class TurnReader:
         return events
 
     def _result(self, frame: JSON) -> list[CliEvent]:
-        if self._uuid is not None and (self._tagged if frame.get(_TAG) is None else self._uuid not in _tags(frame)):
+        if self._uuid is not None and (
+            self._prompt_named if frame.get(_PROMPTS) is None else self._uuid not in _prompts_of(frame)
+        ):
             return [Activity("result_of_another_frame")]
         cut = self._cut_short()
         # 1.0.120 reports success if a block was finished before the cut, with that block as the answer.
@@ -351,7 +353,7 @@ class TurnReader:
         text = _text(frame.get("result")) or ""
         declined = frame.get("stop_reason") == REFUSAL or _POLICY in text
         if frame.get("is_error") and declined and not self._truncated:  # else the answer had already ended
-            return [*cut, Declined(None, None, _usage(_dict(frame.get("usage"))).minus(self._told))]
+            return [*cut, Declined(None, None, _usage(_dict(frame.get("usage"))).minus(self._reported))]
         cost = frame.get("total_cost_usd")
         detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}
         if self._rate_limit is not None:
@@ -365,22 +367,22 @@ class TurnReader:
             stop_reason=_short(_text(frame.get("stop_reason"))),
             terminal_reason=_short(_text(frame.get("terminal_reason"))),
             api_error_status=status if isinstance(status, int) else None,
-            usage=_usage(_dict(frame.get("usage"))).minus(self._told),
+            usage=_usage(_dict(frame.get("usage"))).minus(self._reported),
             cost_total_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost <= MOST_USD else None,
             num_turns=count(frame.get("num_turns")),
             detail=detail,
             stop_sequence=self._stopped_at,
             cache_miss=self._cache_miss,
-            tagged=self._tagged,
+            names_prompt=self._prompt_named,
         )
         said: list[CliEvent] = []
         if not (result.is_error or self._truncated or (self._texts and self._texts[-1] == text)):
-            said = self._unheard(text)
-            silent = not self._spoke and not said and self._stopped_at is None
-            result = replace(result, silent=silent)
+            said = self._missing_parts(text)
+            empty = not self._spoke and not said and self._stopped_at is None
+            result = replace(result, empty=empty)
         return [*cut, *said, *([seen] if isinstance(seen, SessionFrame) else []), result]
 
-    def _unheard(self, text: str) -> list[CliEvent]:
+    def _missing_parts(self, text: str) -> list[CliEvent]:
         """Parts of the answer that were in no assistant frame: streamed ones, and the result's text."""
         if len(text) + sum(map(len, self._texts)) > LONGEST_COMPARED:
             return []
@@ -403,9 +405,9 @@ def _seen(frame: JSON, cause: str) -> SessionFrame | Activity:
     return SessionFrame(named, cause) if is_session_id(named) else Activity(cause)
 
 
-def _tags(frame: JSON) -> list[object]:
+def _prompts_of(frame: JSON) -> list[object]:
     """The uuids of the prompts to which a frame belongs."""
-    named = frame.get(_TAG)
+    named = frame.get(_PROMPTS)
     return named if isinstance(named, list) else [named]
 
 

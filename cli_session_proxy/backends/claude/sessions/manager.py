@@ -445,7 +445,7 @@ class Sessions:
                                 answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
                             case Result() if event.is_error:
                                 raise failures.error_for(event, model=job.model)
-                            case Result() if event.silent:
+                            case Result() if event.empty:
                                 raise failures.no_words(event, context.capability)
                             case _:
                                 pass

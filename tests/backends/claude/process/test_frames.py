@@ -236,7 +236,7 @@ def test_a_call_that_no_frame_has_told_is_seen() -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     request = {"subtype": "mcp_message", "server_name": "client", "message": message}
     reader.feed({"type": "control_request", "request_id": "r", "request": request})
-    assert reader.untold_call
+    assert reader.call_without_frame
 
 
 # --- turns
@@ -300,15 +300,15 @@ def test_only_the_result_of_our_frame_counts_where_the_cli_tags() -> None:
     end = recorded("think_2.1.329")[-1]
     assert isinstance(TurnReader(FRAME).feed(end)[-1], Result)
     assert TurnReader("another").feed(end) == [Activity("result_of_another_frame")]
-    untagged = {name: value for name, value in end.items() if name != "user_message_uuids"}
-    assert isinstance(TurnReader(FRAME).feed(untagged)[-1], Result)  # 1.x, or a refusal before any turn
+    unnamed = {name: value for name, value in end.items() if name != "user_message_uuids"}
+    assert isinstance(TurnReader(FRAME).feed(unnamed)[-1], Result)  # 1.x, or a refusal before any turn
     reader = TurnReader(FRAME)
     reader.feed({"type": "system", "subtype": "status", "user_message_uuids": [FRAME]})
-    assert reader.feed(untagged) == [Activity("result_of_another_frame")]
+    assert reader.feed(unnamed) == [Activity("result_of_another_frame")]
 
 
 @pytest.mark.parametrize(
-    ("before", "silent"),
+    ("before", "empty"),
     [
         ([], True),
         ([{"type": "message_start", "message": {"id": "m"}}, {"type": "message_stop"}], True),
@@ -316,13 +316,13 @@ def test_only_the_result_of_our_frame_counts_where_the_cli_tags() -> None:
         ([{"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}], False),
     ],
 )
-def test_a_success_without_words_is_silent_unless_the_request_ended_it(before: list[Any], silent: bool) -> None:
+def test_a_success_without_words_is_empty_unless_the_request_ended_it(before: list[Any], empty: bool) -> None:
     reader = TurnReader(FRAME)
     for event in before:
         reader.feed({"type": "stream_event", "event": event})
     *_, end = reader.feed({"type": "result", "subtype": "success", "user_message_uuids": [FRAME]})
     assert isinstance(end, Result)
-    assert end.silent is silent
+    assert end.empty is empty
 
 
 def test_what_the_cli_says_in_the_models_place_is_no_answer() -> None:
@@ -333,7 +333,7 @@ def test_what_the_cli_says_in_the_models_place_is_no_answer() -> None:
     events = reader.feed(end)
     assert not blocks(events)
     assert isinstance(events[-1], Result)
-    assert events[-1].silent
+    assert events[-1].empty
 
 
 def test_sub_agents_are_never_part_of_the_answer() -> None:

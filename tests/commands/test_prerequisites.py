@@ -1,4 +1,4 @@
-"""The CLI's login: what `serve` says of it, and what `login` starts."""
+"""What `serve` says before a turn: the CLI's login, an unsafe directory. What `login` starts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from cli_session_proxy.backends.claude.process.environment import login_command
+from cli_session_proxy.commands import prerequisites
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings
@@ -151,6 +154,41 @@ def test_uvx_has_the_program_on_its_own_path_only(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("UV", "/usr/bin/uv")
     monkeypatch.setattr(sys, "argv", [str(program)])
     assert login_command(Settings()) == f"{program} login"
+
+
+# --- directories where a database should not lie
+
+
+@pytest.mark.parametrize(
+    ("below", "says"),
+    [
+        ("Library/Mobile Documents/com~apple~CloudDocs/code/var", "iCloud"), ("Library/CloudStorage/Box/var", "cloud"),
+        ("Dropbox/var", "Dropbox"), ("OneDrive - Work/var", "OneDrive"), ("code/var", None),
+    ],
+)  # fmt: skip
+def test_folders_that_are_synced(below: str, says: str | None, tmp_path: Path) -> None:
+    found = prerequisites.why_unsafe(tmp_path / below)
+    assert (found is None) is (says is None)
+    assert (says or "") in (found or "")
+
+
+def test_the_desktop_that_macos_keeps_in_icloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert prerequisites.why_unsafe(Path.home() / "Desktop" / "var") is None
+    (Path.home() / prerequisites.ICLOUD / "Desktop").mkdir(parents=True)
+    assert "iCloud" in (prerequisites.why_unsafe(Path.home() / "Desktop" / "var") or "")
+    assert prerequisites.why_unsafe(Path.home() / "Documents" / "var") is None
+
+
+@pytest.mark.parametrize(("kind", "says"), [("nfs4", "NFS"), ("smbfs", "SMB"), ("9p", "Windows"), ("apfs", None)])
+def test_file_systems_of_a_network(
+    kind: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="nfs"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)  # noqa: A006 - psutil's name
+    found = prerequisites.why_unsafe(tmp_path / "var")
+    assert (found is None) is (says is None)
+    assert (says or "") in (found or "")
 
 
 # --- the command
