@@ -1,4 +1,4 @@
-"""Owned tasks (awaited or cancelled at shutdown, exceptions logged), deadlines, and average durations."""
+"""Tasks that are awaited or cancelled at shutdown, time limits, and average durations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Work ends by itself; services run until `stop` cancels them. `expected`: what `own`'s callers handle."""
+    """Tasks that `stop` ends: it waits for work, and cancels services. Exceptions are logged, unless they are
+    `expected`: whoever awaits the task handles those."""
 
     def __init__(self, expected: tuple[type[Exception], ...] = (ProxyError,)) -> None:
         self._expected = expected
@@ -56,9 +57,9 @@ class Tasks:
             await asyncio.wait(tasks)
 
 
-async def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """Run it in its own thread. The shared pool has few threads, and removing an agent's files may take minutes."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="apart")
+async def in_own_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run it in a thread of its own: the shared pool has few, and removing an agent's files may take minutes."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="own")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*arguments))
     finally:
@@ -66,9 +67,9 @@ async def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 
 @contextmanager
-def survived(event: str, **fields: object) -> Iterator[None]:
-    """Log an exception of the body as this event with these fields, and continue. For services: a failure at one agent
-    must not stop the work for others."""
+def failures_logged(event: str, **fields: object) -> Iterator[None]:
+    """Log an exception of the body as this event with these fields, and go on after the body. For services: a failure
+    at one agent must not stop the work for others."""
     try:
         yield
     except ProxyError as exc:
@@ -83,11 +84,8 @@ def awake_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     return time.monotonic if sys.platform == "darwin" else loop.time
 
 
-class Limited:
-    """An async context manager that raises `TurnTimeout` at `deadline` (by the awake clock).
-
-    A class, because each turn uses several and a generator would cost the event loop more.
-    """
+class TimeLimit:
+    """An async context manager that raises `TurnTimeout` at `deadline` (by the awake clock)."""
 
     timer: asyncio.TimerHandle
 
@@ -103,7 +101,7 @@ class Limited:
         self._loop = asyncio.get_running_loop()
         self._now = awake_clock(self._loop)
         now = self._now()
-        self._window, self._slept = self._until - now, self._loop.time() - now
+        self._allowed, self._slept = self._until - now, self._loop.time() - now
         self._arm()
         return self
 
@@ -125,9 +123,9 @@ class Limited:
             self._arm()
 
 
-class LimitedByLife(Limited):
-    """A deadline that moves at every sign of life. Moving it later only assigns: the timer is set again when it fires.
-    If the machine has slept meanwhile, the whole window starts again."""
+class IdleLimit(TimeLimit):
+    """A time limit that is moved at every sign of life. To move it later only assigns: the timer is set again when it
+    fires. If the machine has slept meanwhile, the whole time starts again."""
 
     def move(self, until: float) -> None:
         self._until = until
@@ -138,7 +136,7 @@ class LimitedByLife(Limited):
     def _look(self) -> None:
         slept = self._loop.time() - self._now()
         if slept - self._slept > SLEPT:
-            self._slept, self._until = slept, max(self._until, self._now() + self._window)
+            self._slept, self._until = slept, max(self._until, self._now() + self._allowed)
         super()._look()
 
 

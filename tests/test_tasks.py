@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.tasks import Limited, LimitedByLife, apart, awake_clock
+from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_own_thread
 
 from .until import until
 
@@ -18,7 +18,7 @@ from .until import until
 async def test_what_takes_minutes_takes_no_thread_of_others() -> None:
     """Eight agents were deleted, each with 20,000 folders: another one's turn waited 20 s for a thread."""
     done = threading.Event()
-    long = [asyncio.create_task(apart(done.wait)) for _ in range(2 * min(32, (os.cpu_count() or 1) + 4))]
+    long = [asyncio.create_task(in_own_thread(done.wait)) for _ in range(2 * min(32, (os.cpu_count() or 1) + 4))]
     await asyncio.to_thread(done.set)
     assert all(await asyncio.gather(*long))
 
@@ -26,13 +26,13 @@ async def test_what_takes_minutes_takes_no_thread_of_others() -> None:
 async def test_silence_ends_it() -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(TurnTimeout, match="nothing came"):
-        async with LimitedByLife(loop.time() + 0.01, "nothing came"):
+        async with IdleLimit(loop.time() + 0.01, "nothing came"):
             await asyncio.Event().wait()
 
 
 async def test_every_sign_of_life_gives_it_new_time() -> None:
     loop = asyncio.get_running_loop()
-    async with LimitedByLife(loop.time() + 0.02, "nothing came") as limit:
+    async with IdleLimit(loop.time() + 0.02, "nothing came") as limit:
         first = limit.timer
         limit.move(loop.time() + 3600)
         await until(lambda: limit.timer is not first)  # the first deadline has passed
@@ -42,7 +42,7 @@ async def test_a_deadline_that_moves_back_counts_at_once() -> None:
     loop = asyncio.get_running_loop()
 
     async def moved_back() -> None:
-        async with LimitedByLife(loop.time() + 3600, "nothing came") as limit:
+        async with IdleLimit(loop.time() + 3600, "nothing came") as limit:
             limit.move(loop.time() + 0.01)
             await asyncio.Event().wait()
 
@@ -52,7 +52,7 @@ async def test_a_deadline_that_moves_back_counts_at_once() -> None:
 
 async def test_what_ends_in_time_leaves_no_timer() -> None:
     loop = asyncio.get_running_loop()
-    async with LimitedByLife(loop.time() + 3600, "nothing came") as limit:
+    async with IdleLimit(loop.time() + 3600, "nothing came") as limit:
         pass
     assert limit.timer.cancelled()
 
@@ -60,14 +60,14 @@ async def test_what_ends_in_time_leaves_no_timer() -> None:
 async def test_another_timeout_inside_is_not_taken_for_silence() -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(TimeoutError) as caught:
-        async with LimitedByLife(loop.time() + 3600, "nothing came"):
+        async with IdleLimit(loop.time() + 3600, "nothing came"):
             raise TimeoutError("a disk")
     assert not isinstance(caught.value, TurnTimeout)
 
 
-@pytest.mark.parametrize("kind", [Limited, LimitedByLife])
+@pytest.mark.parametrize("kind", [TimeLimit, IdleLimit])
 async def test_an_hour_of_sleep_is_no_time_of_a_turn(
-    kind: type[Limited], macos: None, monkeypatch: pytest.MonkeyPatch
+    kind: type[TimeLimit], macos: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On macOS uvloop's clock runs on while the machine sleeps, and `time.monotonic` stands still."""
     loop, slept = asyncio.get_running_loop(), 0.0
@@ -92,7 +92,7 @@ async def test_after_a_sleep_all_that_silence_may_take_begins_anew(
 
     async def silent() -> None:
         nonlocal awake, slept
-        async with LimitedByLife(now() + 300, "nothing came") as limit:
+        async with IdleLimit(now() + 300, "nothing came") as limit:
             awake, slept = 290.0, 3600.0
             first = limit.timer
             await until(lambda: limit.timer is not first)

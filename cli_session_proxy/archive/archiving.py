@@ -25,7 +25,7 @@ from ..errors import InvalidRequest, NotFound, SessionBusy, StoreUnavailable
 from ..export import incoming, portable
 from ..sandbox import Sandboxes
 from ..stores.base import Expiry, Store
-from ..tasks import survived
+from ..tasks import failures_logged
 from .places import Place
 from .sealed import ArchiveKey, UnnamedFile
 
@@ -154,11 +154,11 @@ async def serve(
     """Once an hour, archive agents that were idle for so many days. One proxy of each host does it."""
     archiver = Archiver(engine, place, key, before_delete)
     while True:
-        with survived("not_archived"):
+        with failures_logged("not_archived"):
             if await engine.store.claim_finding("archive", socket.gethostname(), HOUR / 2):
                 before = time.time() - days * 24 * HOUR
                 for agent in await idle_agents(engine.store, before):
-                    with survived("not_archived", agent=agent.agent_id):
+                    with failures_logged("not_archived", agent=agent.agent_id):
                         outcome = await archiver.archive(agent, before)
                         if outcome.stays is not None:
                             log.info("not_archived", agent=agent.agent_id, why=outcome.stays)

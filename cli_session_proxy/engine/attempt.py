@@ -28,20 +28,17 @@ _ENTRY_FIELDS = ("type", "id", "tool_use_id", "name", "parent_tool_use_id")
 
 @dataclass(slots=True, eq=False)
 class RetryState:
-    """The state that each attempt of a turn hands to the next one.
+    """The state that each attempt of a turn hands to the next one."""
 
-    `fault`: why the last structured output was refused. `remedies`: what the backend asks to do differently.
-    `fallback`: the model that is asked instead. `first`: the error of the model that the client named.
-    """
-
-    number: int = 1
+    number: int = 1  # of the attempt
     tries: int = 1  # of the model that is asked now
-    fault: str | None = None
-    remedies: frozenset[Remedy] = frozenset()
-    fallback: Fallback | None = None
-    first: ProxyError | None = None
+    fault: str | None = None  # why the last structured output was refused
+    remedies: frozenset[Remedy] = frozenset()  # what the backend asks to do differently
+    fallback: Fallback | None = None  # the model that is asked instead
+    first_error: ProxyError | None = None  # of the model that the client named
 
-    def once_more(self) -> None:
+    def repeat(self) -> None:
+        """Try the same model again."""
         self.number, self.tries = self.number + 1, self.tries + 1
 
     def fall_back(self, fallback: Fallback) -> None:
@@ -52,7 +49,7 @@ class RetryState:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of one turn, under way."""
+    """One attempt of one turn."""
 
     live: LiveTurn
     lease: Lease
@@ -62,7 +59,7 @@ class Attempt:
     evidence: Evidence
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns left off the path: their answers never arrived
-    takes: tuple[tuple[str, str], ...] | None = None  # see `Store.begin`
+    takes: tuple[tuple[str, str], ...] | None = None  # items of a composed prompt, see `Store.begin`
     kept_system: str | None = None
     cutter: StopCutter | None = None  # if the request has stop sequences, or a token limit that the backend lacks
     fallback: Fallback | None = None  # decided before this attempt
@@ -76,8 +73,8 @@ class Attempt:
     tools_size: int = 0  # characters of `tools`
     used: Used | None = None  # so far, not counted in budgets yet
     answered_by: str | None = None  # the model, as the backend names it
-    asked: bool = False  # `Store.begin` was called: the store may have this attempt, and its frame may be sent
-    started: bool = False  # clients were told session and model
+    begun: bool = False  # `Store.begin` was called: the store may have this attempt, and its frame may be sent
+    announced: bool = False  # clients were told session and model
     committed: bool = False
     end_recorded: bool = False  # in `live.attempts`, after `Lost`
 
@@ -96,24 +93,24 @@ class Attempt:
 
     @property
     def uses_tools(self) -> bool:
-        """The CLI's own tools may have run. Their effects cannot be undone."""
+        """Whether the CLI's own tools may have run. Their effects cannot be undone."""
         return self.job is not None and bool(self.job.profile.tools)
 
     @property
-    def stands_in(self) -> bool:
-        """A fallback model answers."""
+    def uses_fallback(self) -> bool:
+        """Whether a fallback model answers."""
         return self.fallback is not None and self.fallback.here
 
-    def start(self) -> None:
+    def announce(self) -> None:
         """Tell the clients the turn's session and model, once, before the answer begins."""
-        if not self.started and self.exchange is not None:
-            self.started = True
+        if not self.announced and self.exchange is not None:
+            self.announced = True
             self.live.reached("first_block")
-            at = self.exchange
-            ids = self.agent.agent_id, self.live.turn.id, at.session_id
-            model = self.fallback.model if self.fallback is not None and self.stands_in else self.live.turn.model
+            exchange = self.exchange
+            ids = self.agent.agent_id, self.live.turn.id, exchange.session_id
+            model = self.fallback.model if self.fallback is not None and self.uses_fallback else self.live.turn.model
             ignored = self.evidence.unmet, self.evidence.header_notes
-            self.live.publish(Started(*ids, at.continuity, *ignored, at.backend, model))
+            self.live.publish(Started(*ids, exchange.continuity, *ignored, exchange.backend, model))
 
     def check(self) -> None:
         """Raises `UpstreamError` if the backend reported more tools or failures than a real turn has."""
@@ -140,24 +137,24 @@ class Attempt:
         self.tools_size += size
         self.tools.append({**entry, "at": self.live.now()})
 
-    def abandoned(self, blocks: frozenset[int]) -> None:
+    def cut(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was already sent stays in the answer."""
         self.check()
-        shown = self.live.withdraw(blocks)
-        self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
-        self.output += shown
-        text, thinking = (sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking"))
+        sent = self.live.withdraw(blocks)
+        self.partial |= set(range(len(self.output), len(self.output) + len(sent)))
+        self.output += sent
+        text, thinking = (sum(len(str(block.get(kind, ""))) for block in sent) for kind in ("text", "thinking"))
         self.evidence = replace(self.evidence, cuts=(*self.evidence.cuts, StreamCut(text, thinking)))
 
-    def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
-        """All attempts of the turn, this one with its end."""
-        if not self.asked:
+    def record_end(self, status: str, **how: Any) -> tuple[JSON, ...]:
+        """Record the end of this attempt in the turn's list of attempts, and return the list."""
+        if not self.begun:
             how = {"n": self.retrying.number, "asked": False, **how}
         self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
         return tuple(self.live.attempts)
 
     def answered(self, output: tuple[Block, ...], **how: Any) -> Turn:
-        """The turn with this answer, who gave it and when, and how it ended."""
+        """The turn with this answer and the facts of the attempt, ready to be committed."""
         return lineage.answered(
             self.live.turn,
             self.parent,

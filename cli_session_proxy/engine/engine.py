@@ -62,7 +62,7 @@ from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.held import Holds, release
 from ..stores.registry import Registry
-from ..tasks import Limited, Tasks, apart, awake_clock, survived, uninterrupted
+from ..tasks import Tasks, TimeLimit, awake_clock, failures_logged, in_own_thread, uninterrupted
 from .approvals import Question
 from .budgets import Budgets
 from .checks import Checks
@@ -558,7 +558,7 @@ class Engine:
             await self.store.follow(live.turn.id, self.instance_id)
             while True:
                 try:
-                    async with Limited(deadline, self._executor.too_long):
+                    async with TimeLimit(deadline, self._executor.too_long):
                         turn = await self._recovery.finished_elsewhere(
                             live.turn.id, agent, self._ownership.hold, live.follow_stored
                         )
@@ -782,7 +782,7 @@ class Engine:
         composed_there = live.compose is None and "behind" in (live.turn.call or {})
         at_head = live.turn.placed.at_head and not composed_there
         async with AsyncExitStack() as held:
-            async with Limited(deadline, self._executor.too_long):
+            async with TimeLimit(deadline, self._executor.too_long):
                 try:
                     if self._ends.waiting:
                         await self._ends.store_all()
@@ -867,7 +867,7 @@ class Engine:
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
-            await apart(self._sandboxes.remove, agent.dir)
+            await in_own_thread(self._sandboxes.remove, agent.dir)
             if not await self.store.delete_agent(agent.key, expiry):
                 return False
         if self.registry is not None:
@@ -896,7 +896,7 @@ class Engine:
                 return "an application stored transcript lines that are not a turn yet"
         if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.other_home(agent):
             return "its files are on another host"
-        if await apart(self._sandboxes.has_files, agent.dir):
+        if await in_own_thread(self._sandboxes.has_files, agent.dir):
             return "there are files in its sandbox, which are not part of a chain: move them away first"
         now = await self.store.agent_by_key(agent.key)
         head = await self.store.turn(now.head) if now is not None and now.head is not None else None
@@ -1010,7 +1010,7 @@ class Engine:
         async with aclosing(self.backend.changes()) as changes:
             async for session_id in changes:
                 # If this fails, the session is still verified before its next use.
-                with survived("not_adopted", session_id=session_id):
+                with failures_logged("not_adopted", session_id=session_id):
                     session = await self.store.session(session_id)
                     agent = await self.store.agent_by_key(session.agent_key) if session else None
                     if agent is None or self.busy(agent.key):
@@ -1030,7 +1030,7 @@ class Engine:
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
         """Adopt the turns that a person added to the session after the head, if the last one is complete. A failure is
         only logged."""
-        with survived("not_adopted", agent=agent.agent_id):
+        with failures_logged("not_adopted", agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
             adoptable = await self.backend.adoptable(agent, head) if head is not None else None

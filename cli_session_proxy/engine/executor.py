@@ -71,7 +71,7 @@ from ..git_memory.attempts import recall
 from ..settings import Settings
 from ..stores import held
 from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, MirroredLines, PathChanged, Store
-from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
+from ..tasks import IdleLimit, TimeLimit, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
 from .attempt import Attempt, RetryState
@@ -100,7 +100,7 @@ PlaceComposed = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[tupl
 
 
 class Own(Protocol):
-    """Makes a task that the engine waits for when it stops."""
+    """Starts a task that the engine waits for when it stops."""
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
 
@@ -152,15 +152,15 @@ class Executor:
         waiting_too: Callable[[], Sequence[str]] = tuple,
     ) -> LimitWait | None:
         """Run the turn, and publish its answer to its clients. Returns a `LimitWait`, stored already, if the turn has
-        to wait for a limit instead.
+        to wait for a limit instead. Raises `ProxyError`.
 
-        `deadline` is by the awake clock. `waiting_too` gives the ids of the turns that then wait for the same limit.
-        Raises `ProxyError`.
+        `deadline` is by the awake clock. `waiting_too`: called if the turn has to wait; the ids of the turns that wait
+        for the same limit.
         """
         lease = live.lease
         assert lease is not None
         retrying = RetryState()
-        again = False
+        state_is_old = False
         while True:
             if live.cancelled_by is not None:  # while the last attempt was discarded
                 raise asyncio.CancelledError
@@ -169,8 +169,8 @@ class Executor:
             attempt = Attempt.of(live, lease, state.agent, retrying, at_head=at_head)
             failed: ProxyError | None = None
             try:
-                async with Limited(deadline, self.too_long):
-                    if again:  # the last attempt may have changed the session
+                async with TimeLimit(deadline, self.too_long):
+                    if state_is_old:
                         state = await self._state(lease, live.turn.parent_id, at_head=at_head)
                     with self._holds.hold(state.agent.owner):
                         end = await self._get_answer(attempt, state, deadline)
@@ -187,29 +187,29 @@ class Executor:
                 if retrying.tries == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
                 retrying.fault = invalid.fault
-                attempt.ended("failed", code=OUTPUT_REFUSED, why=invalid.fault)
+                attempt.record_end("failed", code=OUTPUT_REFUSED, why=invalid.fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
-                retrying.once_more()
+                retrying.repeat()
             finally:
-                again = True
+                state_is_old = True  # this attempt may have changed the session
                 await self._discard(attempt)
             if failed is not None and (wait := await self._recover(attempt, failed, deadline, waiting_too)) is not None:
                 return wait
 
     def _after_loss(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
-        """What follows an exchange that was lost: the turn's error; None if the turn is run once more."""
+        """The exchange was lost. Returns the turn's error, or None if the turn is to be run once more."""
         retrying = attempt.retrying
-        attempt.ended("failed", why=lost.why)
+        attempt.record_end("failed", why=lost.why)
         attempt.end_recorded = True
         if lost.remedy is not None and lost.remedy not in retrying.remedies:
             retrying.remedies |= {lost.remedy}
-            spent = bool(attempt.tools)  # tool calls must not be repeated
+            may_repeat = not attempt.tools  # tool calls must not be repeated
         else:
-            spent = retrying.tries >= ATTEMPTS + len(retrying.remedies) or attempt.uses_tools
-        if spent or attempt.live.output_sent:
+            may_repeat = retrying.tries < ATTEMPTS + len(retrying.remedies) and not attempt.uses_tools
+        if not may_repeat or attempt.live.output_sent:
             return lost.error
         log.warning("turn_repeated", turn_id=attempt.live.turn.id, why=lost.why)
-        retrying.once_more()
+        retrying.repeat()
         return None
 
     async def _discard(self, attempt: Attempt) -> None:
@@ -231,20 +231,20 @@ class Executor:
     async def _recover(
         self, attempt: Attempt, failed: ProxyError, deadline: float, waiting_too: Callable[[], Sequence[str]]
     ) -> LimitWait | None:
-        """What follows a failed attempt: a wait for a limit (already stored), or None: the next attempt asks another
-        model. Raises the error if the turn fails."""
+        """The attempt failed. Returns the limit that the turn has to wait for (already stored), or None if the next
+        attempt is to ask another model. Raises the error if the turn fails."""
         live, retrying = attempt.live, attempt.retrying
         # If another proxy took the agent over, it killed our CLI: `LeaseLost` explains more than the CLI's end.
         with suppress(StoreUnavailable):  # then the attempt's own error is all that is known
             await self._ownership.verify(attempt.lease)
         if live.cancelled_by is not None:  # while the attempt was discarded
             raise asyncio.CancelledError
-        first = retrying.first
+        is_first = retrying.first_error is None
         # Once a fallback model was asked, any error of a model leads to the next one; before, only some errors do.
-        fallback_failed = first is not None and not isinstance(failed, fallbacks.OWN)
-        if not (fallback_failed or fallbacks.helps(failed)):
+        fallback_failed = not is_first and not isinstance(failed, fallbacks.NOT_OF_A_MODEL)
+        if not (fallback_failed or fallbacks.may_help(failed)):
             raise failed
-        if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
+        if is_first and not attempt.uses_fallback and isinstance(failed, RateLimited) and attempt.job is not None:
             on_limit = attempt.job.profile.on_limit or self.settings.on_limit
             # A turn that has called tools, or whose answer a client has in part, cannot be run again. A request that
             # asked not to be stored is not kept for later.
@@ -254,7 +254,7 @@ class Executor:
                 wait = fallbacks.wait_for(failed, live.last_wait, live.now(), self.settings.max_limit_wait)
             if wait is not None:
                 if not attempt.end_recorded:
-                    attempt.ended("failed", code=failed.code, why=failed.message)
+                    attempt.record_end("failed", code=failed.code, why=failed.message)
                 live.turn = await self.store.postpone(
                     attempt.lease, live.turn.id, wait, live.attempts, live.timings, behind=waiting_too()
                 )
@@ -262,13 +262,13 @@ class Executor:
                 return wait
             if on_limit == "error":
                 raise failed
-        first = retrying.first = first or failed
-        async with Limited(deadline, self.too_long):
+        first = retrying.first_error = retrying.first_error or failed
+        async with TimeLimit(deadline, self.too_long):
             fallback = await self._next_fallback(attempt, first)
         if fallback is None:
             raise first
         if not attempt.end_recorded:
-            attempt.ended("failed", code=failed.code, why=failed.message)
+            attempt.record_end("failed", code=failed.code, why=failed.message)
         logged = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
         log.warning("asked_elsewhere", turn_id=live.turn.id, **logged)
         retrying.fall_back(fallback)
@@ -300,9 +300,9 @@ class Executor:
         for name in left:
             window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
             if await self._backend.can_take(replace(job, model=name, window=window)):
-                if previous is not None and attempt.stands_in:  # it keeps which model failed first, and why
+                if previous is not None and attempt.uses_fallback:  # it keeps which model failed first, and why
                     return replace(previous, model=name)
-                return fallbacks.begun(asked, name, first, time.time())
+                return fallbacks.new(asked, name, first, time.time())
         return None
 
     # --- 3: an exchange that is about to continue the path
@@ -343,18 +343,16 @@ class Executor:
             attempt.evidence = replace(attempt.evidence, left_off=before.id)
             state = await self._state(attempt.lease, before.end_without_it, at_head=False)
         parent = attempt.parent = state.parent
+        # Two turns that waited for the same limit: this request was sent before its parent had an answer.
         waited_together = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
         if parent is not None and parent.delivery in ("undelivered", "uncertain") and not waited_together:
-            # To continue an answer settles its delivery: from now on a repeat of its request is a new turn. Unless both
-            # turns waited for the same limit: then this request was sent before there was an answer.
+            # A client that continues an answer has it: from now on a repeat of the parent's request is a new turn.
             await self.store.set_delivery(parent.id, "delivered")
         return state
 
     async def _recalled(self, attempt: Attempt) -> Recalled | None:
-        """Earlier attempts at the same fix. They go into the first prompt of a new attempt.
-
-        It is the first if no turn of the path was run here: the path is empty, or a client brought all of it.
-        """
+        """Earlier attempts at the same fix, from the git repository. They go into the first prompt of this agent: no
+        turn of its path was run here, as the path is empty or a client brought all of it."""
         memory, parent = self.settings.profile_for(attempt.live.turn.profile).git_memory, attempt.parent
         if memory is None:
             return None
@@ -401,7 +399,7 @@ class Executor:
         if exchange.evidence.repaired is not None:  # links are only stored with an answer
             attempt_entry["repaired"] = exchange.evidence.repaired.as_json()
         live.attempts.append(attempt_entry)
-        attempt.asked = True
+        attempt.begun = True
         await self.store.begin(
             attempt.lease,
             replace(
@@ -479,11 +477,11 @@ class Executor:
         # What the model is shown follows this attempt, not what an earlier attempt has stored.
         if turn.evidence.recalled != attempt.evidence.recalled:
             turn = replace(turn, evidence=replace(turn.evidence, recalled=attempt.evidence.recalled))
-        by_name = self.settings.model_for(turn.model, profile)
+        asked_model = self.settings.model_for(turn.model, profile)
         if attempt.fallback is None and parent is not None and parent.fallback is not None:
-            names = self.settings.fallbacks_for(by_name, profile)
-            attempt.fallback = fallbacks.going_on(parent.fallback, by_name, names, time.time())
-        model = attempt.fallback.model if attempt.fallback is not None and attempt.stands_in else by_name
+            names = self.settings.fallbacks_for(asked_model, profile)
+            attempt.fallback = fallbacks.inherited(parent.fallback, asked_model, names, time.time())
+        model = attempt.fallback.model if attempt.fallback is not None and attempt.uses_fallback else asked_model
         return Job(
             agent=state.agent,
             parent=parent,
@@ -521,7 +519,7 @@ class Executor:
             earlier=attempt.evidence.approvals,
             timeout=self.settings.approval_timeout,
         )
-        async with aclosing(exchange.say()) as events, LimitedByLife(clock_of() + idle, silent) as limit, asking:
+        async with aclosing(exchange.say()) as events, IdleLimit(clock_of() + idle, silent) as limit, asking:
             async for event in events:
                 waits = type(event) in MAY_TAKE_LONG or bool(attempt.live.asking)
                 limit.move(deadline if waits else clock_of() + idle)
@@ -538,8 +536,8 @@ class Executor:
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
                         for part in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # a structured answer is published once it is validated
-                                if not attempt.started:
-                                    attempt.start()
+                                if not attempt.announced:
+                                    attempt.announce()
                                 attempt.live.publish(part)
                         if cutter is not None and cutter.ended is not None:
                             cut = True
@@ -549,7 +547,7 @@ class Executor:
                         attempt.add_output(event.blocks)
                         attempt.answered_by = event.model or attempt.answered_by
                     case Abandoned() if not cut:
-                        attempt.abandoned(event.blocks)
+                        attempt.cut(event.blocks)
                     case ToolActivity():
                         attempt.add_tool_entry(event.entry)
                         if event.entry.get("type") == "tool_use":
@@ -588,24 +586,25 @@ class Executor:
     async def _commit(self, attempt: Attempt, end: Completed | Called) -> None:
         live, turn, exchange = attempt.live, attempt.live.turn, attempt.exchange
         assert exchange is not None
-        ended_by, hit = (None, None) if attempt.cutter is None else (attempt.cutter.ended, attempt.cutter.hit)
-        stopped = ended_by is not None
+        cutter = attempt.cutter
+        cut_reason, cut_sequence = (None, None) if cutter is None else (cutter.ended, cutter.hit)
+        stopped = cut_reason is not None
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
         answer: list[Block] = []
-        partial: set[int] = set()
+        broken_off: set[int] = set()
         for at, block in enumerate(attempt.output):
             if block.get("type") == "tool_use" and block.get("id") not in calls:
                 continue  # a call from a message that the provider cut and sent again: it was never made
             if at in attempt.partial:
-                partial.add(len(answer))
+                broken_off.add(len(answer))
             answer.append(block)
         output = tuple(answer)
-        kept, seen = await exchange.keep(Answered(output, calls, stopped, frozenset(partial)))
+        kept, kept_evidence = await exchange.keep(Answered(output, calls, stopped, frozenset(broken_off)))
         kept = replace(kept, links=(*exchange.links, *kept.links))
         status: Status = "requires_action" if called else "completed"
-        stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
-        sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
+        stop_reason = cut_reason or (end.stop_reason if isinstance(end, Completed) else "tool_use")
+        sequence = cut_sequence or (end.stop_sequence if isinstance(end, Completed) else None)
         live.reached("committed")
         answered = attempt.answered(
             output,
@@ -614,13 +613,13 @@ class Executor:
             stop_sequence=sequence,
             usage=end.usage,
             cost_usd=end.cost_usd,
-            attempts=attempt.ended(status, session_id=exchange.session_id),
+            attempts=attempt.record_end(status, session_id=exchange.session_id),
             delivery=live.delivery_if_left if live.abandoned else "pending",
             evidence=replace(
                 attempt.evidence,
                 retries=tuple(attempt.retries) or attempt.evidence.retries,
-                notes=(*attempt.evidence.notes, *seen.notes),
-                records=seen.records,
+                notes=(*attempt.evidence.notes, *kept_evidence.notes),
+                records=kept_evidence.records,
                 cache_miss=end.cache_miss if isinstance(end, Completed) else None,
             ),
         )
@@ -640,7 +639,7 @@ class Executor:
                 log.warning("delivery_not_noted", turn_id=turn.id, error=str(exc), exc_info=trace)
         try:
             # Clients first; observers are notified after the answers were handed over.
-            attempt.start()
+            attempt.announce()
             if attempt.format is not None:
                 for event in answer_events(committed.output):
                     live.publish(event)
@@ -683,14 +682,14 @@ class Executor:
             usage=end.usage,
             cost_usd=None,
             delivery="pending",
-            attempts=attempt.ended("refused"),
+            attempts=attempt.record_end("refused"),
             evidence=replace(
                 attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
             ),
         )
         refused = await self._store_turn(attempt, answered, None)
         attempt.used = None
-        attempt.start()
+        attempt.announce()
         for event in answer_events(added if attempt.format is None else refused.output, live.next_block):
             live.publish(event)
         log.info("refused", turn_id=turn.id, category=end.category)

@@ -37,10 +37,10 @@ MARGIN = 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
 # Errors of the proxy itself, or a turn out of time: another model would not help.
-OWN = (Interrupted, LeaseLost, SandboxError, SessionBusy, StoreUnavailable, TurnCancelled, TurnTimeout)
+NOT_OF_A_MODEL = (Interrupted, LeaseLost, SandboxError, SessionBusy, StoreUnavailable, TurnCancelled, TurnTimeout)
 
 
-def helps(error: ProxyError) -> bool:
+def may_help(error: ProxyError) -> bool:
     """Whether another model may succeed after this error: the fault is the model's, not the request's."""
     if isinstance(error, RateLimited | ClaudeNotLoggedIn | ClaudeUnavailable | Overloaded):
         return True
@@ -63,13 +63,13 @@ def wait_for(error: ProxyError, before: LimitWait | None, now: float, longest: f
     return None if until - since > longest else LimitWait(until, since, error.message, asked + 1)
 
 
-def begun(asked: str, model: str, error: ProxyError, now: float) -> Fallback:
+def new(asked: str, model: str, error: ProxyError, now: float) -> Fallback:
     """A new fallback: `model` answers instead, because of `error`."""
     wait = PAUSE if error.retry_after is None else min(error.retry_after, LONGEST)
     return Fallback(asked, model, error.code, now + wait)
 
 
-def going_on(before: Fallback, asked: str, names: Collection[str], now: float) -> Fallback | None:
+def inherited(before: Fallback, asked: str, names: Collection[str], now: float) -> Fallback | None:
     """The parent's fallback, if it still holds for a turn that asks for `asked` and may go to `names`.
 
     None: its time is over, or the settings no longer allow it. The turn asks the model itself.

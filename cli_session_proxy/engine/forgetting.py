@@ -12,7 +12,7 @@ from .. import logs
 from ..domain.models import ONCE, Agent, TurnRequest
 from ..settings import Settings
 from ..stores.base import Expiry, Store
-from ..tasks import Tasks, survived
+from ..tasks import Tasks, failures_logged
 from .live import LiveTurn
 
 log = logs.get(__name__)
@@ -91,7 +91,7 @@ class Forgetting:
 
     async def _forget(self, key: int, expiry: Expiry) -> None:
         """Delete an unnamed agent. If this fails, `idle` deletes it later."""
-        with survived("not_forgotten"):
+        with failures_logged("not_forgotten"):
             agent = await self._store.agent_by_key(key)
             if agent is not None and not agent.named:
                 await self._delete(agent.owner, agent.agent_id, expiry)
@@ -100,7 +100,7 @@ class Forgetting:
         """Once an hour, delete what `retention_days` and `forget_unnamed` do not keep, and what a crash left of
         requests with `X-Chain: none`."""
         while True:
-            with survived("not_expired"):
+            with failures_logged("not_expired"):
                 hours = self._settings.forget_unnamed
                 await self.idle(self._settings.retention_days, None if hours == "never" else hours)
             await asyncio.sleep(HOUR)
@@ -114,7 +114,7 @@ class Forgetting:
             now - HOUR,
         )
         for agent in await self._store.expired_agents(expiry):
-            with survived("not_expired", agent=agent.agent_id):
+            with failures_logged("not_expired", agent=agent.agent_id):
                 if agent.named:
                     self.expires(agent)
                 if await self._delete(agent.owner, agent.agent_id, expiry):

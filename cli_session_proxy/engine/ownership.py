@@ -36,7 +36,7 @@ from ..domain.models import Agent, CancelledBy, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
 from ..stores.base import Facts, Lease, LeaseHeld, Leases, Proxy, Store
-from ..tasks import survived
+from ..tasks import failures_logged
 
 log = logs.get(__name__)
 
@@ -438,7 +438,7 @@ class Ownership:
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._locked(agent_key):
-            with survived("lease_not_handed_over"):  # tried again at the next poll
+            with failures_logged("lease_not_handed_over"):  # tried again at the next poll
                 await self._release(agent_key)
 
     async def _give_way(self, agent_key: int) -> None:
@@ -468,7 +468,7 @@ class Ownership:
             return
         async with self._locked(agent.key):
             # If this fails, the agent's next turn here compares the process with the path, and ends it.
-            with survived("process_not_retired", agent=agent.agent_id):
+            with failures_logged("process_not_retired", agent=agent.agent_id):
                 await self._retire(agent)
 
     async def _release(self, agent_key: int) -> None:

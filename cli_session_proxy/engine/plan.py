@@ -11,7 +11,7 @@ from typing import Any
 from ..domain.models import JSON
 from ..domain.plan import Plan
 from ..stores.base import Findings
-from ..tasks import survived
+from ..tasks import failures_logged
 
 # The store's key for it, with one value per host.
 SUBJECT = "plan"
@@ -48,7 +48,7 @@ class PlanWatch:
         return None if self._plan is None else self._plan.current(time.time())
 
     async def _keep(self, plan: Plan) -> None:
-        with survived("plan_not_kept"):
+        with failures_logged("plan_not_kept"):
             await self._store.keep_findings(SUBJECT, {socket.gethostname(): plan.as_json()})
 
 

@@ -22,7 +22,7 @@ from ..domain.models import FINISHED, Agent, Turn
 from ..errors import StoreUnavailable
 from ..sandbox import Sandboxes
 from ..stores.base import KeptTurn, Lease, Store
-from ..tasks import survived
+from ..tasks import failures_logged
 from .budgets import BudgetsOf
 from .live import Observer, Requested, with_end
 from .ownership import Instances
@@ -106,7 +106,7 @@ class Recovery:
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, SETTLE_SILENT_AFTER)  # after failures, retry less and less often
-            with survived("not_recovered"):
+            with failures_logged("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
                 if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()

@@ -11,7 +11,7 @@ from ..domain.forms import Recorded
 from ..domain.models import JSON, Agent
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..stores.base import Store
-from ..tasks import Limited, awake_clock
+from ..tasks import TimeLimit, awake_clock
 from .ownership import Ownership
 
 log = logs.get(__name__)
@@ -43,7 +43,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     deadline = awake_clock(asyncio.get_running_loop())() + PATIENCE
     async with (
-        Limited(deadline, "another proxy did not hand this agent over: try again"),
+        TimeLimit(deadline, "another proxy did not hand this agent over: try again"),
         ownership.hold(agent) as lease,
     ):
         now = await store.agent_by_key(agent.key)

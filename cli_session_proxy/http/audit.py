@@ -28,7 +28,7 @@ from ..domain.models import JSON, Agent
 from ..errors import SandboxError, StoreUnavailable
 from ..sandbox import make_private
 from ..settings import Settings, read_secret
-from ..tasks import survived
+from ..tasks import failures_logged
 
 Action = Literal[
     "read", "export", "import", "delete", "archive", "rewind", "cancel", "commit", "change", "approve", "keys"
@@ -220,7 +220,7 @@ class RequestAudit:
         if action == "read":
             self._write(action, status)
         elif action is not None:
-            with survived("answer_not_audited"):
+            with failures_logged("answer_not_audited"):
                 self._write(action, status)
 
     def _write(self, action: Action, status: int | None) -> None:

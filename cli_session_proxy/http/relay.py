@@ -1,11 +1,11 @@
 """Forwards a request to another proxy, unchanged and over one hop only, and streams the answer back.
 
     client ──▶ gate: host, page, key, bounds ──▶ route ──▶ engine: placed, `Elsewhere` (see `engine.passing`)
-                 │ relay: is it there?  no: the same request once more, and it runs here
+                 │ relay: can the other proxy accept it?  no: the same request once more, and it runs here
                  └──────▶ gate of the other proxy: the cluster's key, the owner ──▶ route ──▶ engine: it runs there
 
-- If the other proxy is not reached, cannot accept a turn, or refuses the hop, nothing was sent, and the request runs
-here. It is probed first (`REACH`): the kernel of a paused proxy accepts connections, and a proxy without its store
+- If the other proxy is not reached, cannot accept a turn, or refuses the hop, the request runs here. The other proxy
+is probed first (`PROBE_TIMEOUT`): the kernel of a paused proxy accepts connections, and a proxy without its store
 would block its agents.
 - Once the request was sent, it is unknown whether it was accepted. After a broken connection the client has to retry:
 the turn is then found by the contract's rules, here or there, and never run twice.
@@ -49,27 +49,27 @@ from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, 
 
 log = logs.get(__name__)
 
-# The result of forwarding. `answered`: by the other proxy, also with an error; `ran_here`: that one was not reached,
-# could not accept a turn or refused; `interrupted`: unknown whether it was accepted there; `left`: the client left
-# early.
+# The result of forwarding. `answered`: the other proxy answered, perhaps with an error. `ran_here`: it was not reached,
+# could not accept a turn, or refused. `interrupted`: it is unknown whether it accepted the request. `left`: the client
+# left early.
 Result = Literal["answered", "ran_here", "interrupted", "left"]
 
-# Timeout of the readiness probe of another proxy, in seconds; usually it takes milliseconds.
-REACH = 1.0
+# Timeout of a connection to another proxy, and of its readiness probe, in seconds. Usually both take milliseconds.
+PROBE_TIMEOUT = 1.0
 # Seconds for which a proxy counts as reachable after it sent anything, and as unreachable after a failed probe.
-HEARD, AWAY = 0.5, 2.0
-# Seconds between probes of a host that has the agent's files, while waiting for it.
-AGAIN = 0.25
+REACHABLE_FOR, UNREACHABLE_FOR = 0.5, 2.0
+# Seconds between probes of the host that has the agent's files, while it is waited for.
+PROBE_INTERVAL = 0.25
 # Seconds that an answer is still read after its client left, to find out whether the client had all of it.
-ON_ITS_WAY = 0.1
+READ_ON = 0.1
 # How many other proxies are remembered; the least recently used one is dropped.
-MOST_PEERS = 1024
+MOST_PROXIES = 1024
 # The most bytes of a `progress` event of another proxy: some 10 KB per turn, and approval requests.
-MOST_TOLD = 1024 * 1024
+LARGEST_EVENT = 1024 * 1024
 # The most bytes of the answer to a probe; it has some hundred.
-LONGEST = 16 * 1024
+LARGEST_PROBE = 16 * 1024
 # The most bytes and fields of a forwarded head: the other proxy's limits, minus our own fields.
-LONGEST_HEAD, MOST_FIELDS = HEAD - 2048, FIELDS - 8
+LARGEST_HEAD, MOST_FIELDS = HEAD - 2048, FIELDS - 8
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # Headers that are not forwarded: hop-by-hop, or about the caller, whom `OWNER` names.
@@ -87,39 +87,32 @@ _NOT_PASSED_BACK = frozenset({
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """A forwarded request and its answer. `heard`: when the other proxy last sent something, by the loop's
-    time.
-
-    `refused`: nothing was done there. `turn_id`: of the answered turn; `arrived`: the client has the whole answer;
-    `missed`: it left before that.
-    `leaving` ends when the client disconnects; `over`: the delivery is stored.
-    """
+    """A forwarded request and its answer."""
 
     address: str
     agent_key: int
     incoming: Incoming
-    leaving: asyncio.Task[None]
-    heard: float
-    refused: bool = False
-    turn_id: str | None = None
-    arrived: bool = False
-    missed: bool = False
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: asyncio.Task[None]  # ends when the client disconnects
+    last_heard: float  # when the other proxy last sent something, by the loop's time
+    refused: bool = False  # nothing was done there
+    turn_id: str | None = None  # of the answered turn
+    delivered: bool | None = None  # whether the client got the whole answer; None: not known here
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # `delivered` is stored
 
     def client_has_left(self) -> bool:
         """Whether the client left before it had the whole answer."""
-        return not self.arrived and self.incoming.has_left()
+        return not self.delivered and self.incoming.has_left()
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
-    """Another proxy. `uses`: how many requests use its HTTP client now."""
+class _OtherProxy:
+    """Connections to another proxy, and what is known of it. Times are the loop's."""
 
     client: httpx.AsyncClient = field(init=False)
-    uses: int = 0
+    uses: int = 0  # how many requests use the client now
     peer: Peer | None = None  # its last proven identity
-    heard: float = -HEARD  # when it last sent something, by the loop's time
-    away: float = 0.0  # counts as unreachable until then
+    last_heard: float = -REACHABLE_FOR  # when it last sent something
+    unreachable_until: float = 0.0
 
 
 class _BrokenError(Exception):
@@ -127,21 +120,21 @@ class _BrokenError(Exception):
 
 
 class Relay:
-    """One per app. `note` counts the result of each forwarded request."""
+    """One per app. `count` counts the result of each forwarded request."""
 
-    def __init__(self, engine: Engine, secret: str, lease: float, note: Callable[[Result], None]) -> None:
+    def __init__(self, engine: Engine, secret: str, lease: float, count: Callable[[Result], None]) -> None:
         self._engine = engine
         self.signer = Signer(secret, engine.settings.advertise, engine.instance_id)
         self._lease = lease  # seconds of silence after which the other proxy is probed
-        self._note = note
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # by address, in order of use
+        self._count = count
+        self._proxies: OrderedDict[str, _OtherProxy] = OrderedDict()  # by address, in order of use
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
 
     async def close(self) -> None:
-        for known in self._known.values():
-            await known.client.aclose()
-        self._known.clear()
+        for other in self._proxies.values():
+            await other.client.aclose()
+        self._proxies.clear()
 
     async def others(self) -> frozenset[str]:
         """The addresses of this store's proxies. Raises `StoreUnavailable`."""
@@ -157,7 +150,7 @@ class Relay:
         return owner
 
     async def serve(self, app: ASGIApp, incoming: Incoming, *, forwarded: bool) -> None:
-        """Answer here, or forward it to another proxy. `forwarded`: it is from another proxy."""
+        """Answer the request here, or forward it to another proxy. `forwarded`: another proxy has forwarded it."""
         token = ORIGIN.set("forwarded" if forwarded else "from_client")
         try:
             if forwarded:
@@ -170,7 +163,7 @@ class Relay:
                 return
             except Elsewhere as there:
                 held.release()  # it only waits now, or begins again
-                if await self._passed_on(incoming, there, state):
+                if await self._forward(incoming, there, state):
                     return
             ORIGIN.set("local_only")
             state["held"].read_again()
@@ -181,17 +174,18 @@ class Relay:
 
     # --- forwarding
 
-    async def _passed_on(self, incoming: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
-        """Forward it. False if nothing was sent. Raises `Interrupted` if the result is unknown."""
+    async def _forward(self, incoming: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
+        """Forward the request. False if nothing was sent, or nothing was done there. Raises `Interrupted` if the result
+        is unknown."""
         for hop in [hop for hop in self._hops if hop.agent_key == target.agent_key and hop.client_has_left()]:
             # This may be a retry of a client that left: first store that the earlier answer did not arrive.
             hop.leaving.cancel()  # the server may not know yet
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
-                    await hop.over.wait()
-        if not _fits(incoming.outer) or not await self._is_there(target):
+                    await hop.settled.wait()
+        if not _fits(incoming.outer) or not await self._can_accept(target):
             log.warning("not_passed_on", address=target.address)
-            self._note("ran_here")
+            self._count("ran_here")
             return False
         body = b"".join(message.get("body", b"") for message in incoming.body)
         incoming.body.clear()
@@ -199,18 +193,18 @@ class Relay:
         leaving = asyncio.create_task(incoming.left())
         hop = Hop(target.address, target.agent_key, incoming, leaving, asyncio.get_running_loop().time())
         self._hops.add(hop)
-        work = asyncio.create_task(self._answered(hop, request))
-        silent = asyncio.create_task(self._silent(hop))
+        answering = asyncio.create_task(self._answer(hop, request))
+        silence = asyncio.create_task(self._until_silent(hop))
         result: Result = "left"
         try:
-            await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, leaving, silence}, return_when=asyncio.FIRST_COMPLETED)
             if leaving.done():  # the rest may still come
-                await asyncio.wait({work}, timeout=ON_ITS_WAY)
-            if work.done():
-                await work
-                result = "ran_here" if hop.refused else "answered" if hop.arrived else "left"
-            elif silent.done() and not leaving.done():
-                quiet = asyncio.get_running_loop().time() - hop.heard
+                await asyncio.wait({answering}, timeout=READ_ON)
+            if answering.done():
+                await answering
+                result = "ran_here" if hop.refused else "answered" if hop.delivered else "left"
+            elif silence.done() and not leaving.done():
+                quiet = asyncio.get_running_loop().time() - hop.last_heard
                 raise _BrokenError(f"it has not responded for {quiet:.0f} s")
         except _BrokenError as exc:
             result = "interrupted"
@@ -222,107 +216,107 @@ class Relay:
             ) from exc
         finally:
             try:
-                for task in (work, leaving, silent):
+                for task in (answering, leaving, silence):
                     task.cancel()
-                await asyncio.gather(work, leaving, silent, return_exceptions=True)
-                self._note(result)
-                # If neither is known, the other proxy has not sent everything, and stores the delivery itself.
-                if hop.turn_id is not None and (hop.arrived or hop.missed):
-                    await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
+                await asyncio.gather(answering, leaving, silence, return_exceptions=True)
+                self._count(result)
+                # If it is not known, the other proxy has not sent everything, and stores the delivery itself.
+                if hop.turn_id is not None and hop.delivered is not None:
+                    await self._engine.note_passed_on(hop.turn_id, arrived=hop.delivered)
             finally:
                 self._hops.remove(hop)
-                hop.over.set()
+                hop.settled.set()
         if hop.refused:
             incoming.body.append({"type": "http.request", "body": body, "more_body": False})
         return not hop.refused
 
-    async def _answered(self, hop: Hop, request: httpx.Request) -> None:
-        async with self._asking(hop.address) as known:
-            await self._answer(hop, request, known)
-
-    async def _answer(self, hop: Hop, request: httpx.Request, known: _Known) -> None:
-        """Stream the answer to the client."""
-        clock = asyncio.get_running_loop().time
-        try:
-            response = await known.client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has just ended: nothing was sent
-            known.away = clock() + AWAY
-            log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
-            hop.refused = True
-            return
-        except httpx.HTTPError as exc:
-            raise _BrokenError(type(exc).__name__) from exc
-        try:
-            if not self._proved(hop.address, response):
-                raise _BrokenError("its answer is not signed")
-            hop.heard = known.heard = clock()
-            if REFUSED in response.headers:
-                log.error("hop_refused", address=hop.address, status=response.status_code)
-                known.heard, known.away = -HEARD, clock() + AWAY
+    async def _answer(self, hop: Hop, request: httpx.Request) -> None:
+        """Send the request, and stream the answer to the client."""
+        async with self._use(hop.address) as other:
+            try:
+                response = await other.client.send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has just ended: nothing was sent
+                other.unreachable_until = asyncio.get_running_loop().time() + UNREACHABLE_FOR
+                log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
                 hop.refused = True
                 return
-            headers = [(name.lower(), value) for name, value in response.headers.raw]
-            kept_back = _NOT_PASSED_BACK | _named_by_connection(headers)
-            head = [pair for pair in headers if pair[0] not in kept_back]
-            send = hop.incoming.send
-            if response.status_code == 200:
-                hop.turn_id = response.headers.get("x-turn-id")
-            await send({"type": "http.response.start", "status": response.status_code, "headers": head})
-            async for chunk in response.aiter_raw():
-                hop.heard = clock()
-                if hop.incoming.has_left():
-                    hop.missed = True
-                    return
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                received = at_once(hop.incoming.receive)
-                if received is not None and received["type"] == "http.disconnect":  # dropped while it waited for room
-                    hop.missed = True
-                    return
-            hop.arrived = True
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except httpx.HTTPError as exc:
-            raise _BrokenError(type(exc).__name__) from exc
-        finally:
-            await response.aclose()
+            except httpx.HTTPError as exc:
+                raise _BrokenError(type(exc).__name__) from exc
+            try:
+                await self._stream(hop, response, other)
+            except httpx.HTTPError as exc:
+                raise _BrokenError(type(exc).__name__) from exc
+            finally:
+                await response.aclose()
 
-    async def _silent(self, hop: Hop) -> None:
-        """Returns when the other proxy is silent and does not answer a probe."""
+    async def _stream(self, hop: Hop, response: httpx.Response, other: _OtherProxy) -> None:
+        clock = asyncio.get_running_loop().time
+        if not self._proved(hop.address, response):
+            raise _BrokenError("its answer is not signed")
+        hop.last_heard = other.last_heard = clock()
+        if REFUSED in response.headers:
+            log.error("hop_refused", address=hop.address, status=response.status_code)
+            other.last_heard, other.unreachable_until = -REACHABLE_FOR, clock() + UNREACHABLE_FOR
+            hop.refused = True
+            return
+        headers = [(name.lower(), value) for name, value in response.headers.raw]
+        kept_back = _NOT_PASSED_BACK | _named_by_connection(headers)
+        head = [pair for pair in headers if pair[0] not in kept_back]
+        send = hop.incoming.send
+        if response.status_code == 200:
+            hop.turn_id = response.headers.get("x-turn-id")
+        await send({"type": "http.response.start", "status": response.status_code, "headers": head})
+        async for chunk in response.aiter_raw():
+            hop.last_heard = clock()
+            if hop.incoming.has_left():
+                hop.delivered = False
+                return
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            received = at_once(hop.incoming.receive)
+            if received is not None and received["type"] == "http.disconnect":  # it left while `send` waited
+                hop.delivered = False
+                return
+        hop.delivered = True
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _until_silent(self, hop: Hop) -> None:
+        """Wait until the other proxy has sent nothing for `lease` seconds and does not answer a probe."""
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(0.0, hop.heard + self._lease - clock()))
-            if clock() - hop.heard >= self._lease:
-                if not await self._answers(hop.address, GREETING, self._lease):
+            await asyncio.sleep(max(0.0, hop.last_heard + self._lease - clock()))
+            if clock() - hop.last_heard >= self._lease:
+                if not await self._probe(hop.address, GREETING, self._lease):
                     return
-                hop.heard = clock()
+                hop.last_heard = clock()
 
-    async def _is_there(self, target: Elsewhere) -> bool:
-        """Whether the peer answers in time that it can accept a turn."""
+    async def _can_accept(self, target: Elsewhere) -> bool:
+        """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds
+        to say so."""
         clock, address = asyncio.get_running_loop().time, target.address
-        async with self._asking(address) as known:
-            if clock() - known.heard < HEARD:
+        async with self._use(address) as other:
+            if clock() - other.last_heard < REACHABLE_FOR:
                 return True
             until = clock() + (self._lease if target.home else 0.0)
-            if clock() < known.away and not target.home:
+            if clock() < other.unreachable_until and not target.home:
                 return False
-            addresses = self._engine.store.addresses
-            while not (address in await addresses() and await self._answers(address, "/readyz", REACH)):
-                known.heard = -HEARD
+            while not (address in await self.others() and await self._probe(address, "/readyz", PROBE_TIMEOUT)):
+                other.last_heard = -REACHABLE_FOR
                 if clock() >= until:
-                    known.away = clock() + AWAY
+                    other.unreachable_until = clock() + UNREACHABLE_FOR
                     return False
-                await asyncio.sleep(AGAIN)
-            known.heard, known.away = clock(), 0.0
+                await asyncio.sleep(PROBE_INTERVAL)
+            other.last_heard, other.unreachable_until = clock(), 0.0
             return True
 
-    async def _answers(self, address: str, path: str, within: float) -> bool:
-        """Whether it answers this probe with 200, and proves that it belongs to this cluster."""
+    async def _probe(self, address: str, path: str, within: float) -> bool:
+        """Whether it answers this path with 200, and proves that it belongs to this cluster."""
         marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
-            async with asyncio.timeout(within), self._asking(address) as known:
-                async with known.client.stream("GET", f"{address}{path}", headers=marks) as response:
+            async with asyncio.timeout(within), self._use(address) as other:
+                async with other.client.stream("GET", f"{address}{path}", headers=marks) as response:
                     async for piece in response.aiter_raw():
                         size += len(piece)
-                        if size > LONGEST:
+                        if size > LARGEST_PROBE:
                             return False
                 return self._proved(address, response) and response.status_code == 200
         except Exception:  # noqa: BLE001 - the address is from the store, and may be anything
@@ -332,12 +326,12 @@ class Relay:
         """Whether this answer has a valid proof of the peer."""
         marks = {name: response.request.headers[name] for name in (HOP_MARK, TARGET)}
         refused = REFUSED in response.headers
-        known = self._known[address]
-        known.peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
-        if known.peer is None:
+        other = self._proxies[address]
+        other.peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
+        if other.peer is None:
             log.error("hop_not_proved", address=address, status=response.status_code)
-            known.heard = -HEARD  # probe it before the next request, to get a new proof
-        return known.peer is not None
+            other.last_heard = -REACHABLE_FOR  # probe it before the next request, to get a new proof
+        return other.peer is not None
 
     def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
         # A client's key is never forwarded, however its parameter is spelled.
@@ -355,7 +349,7 @@ class Relay:
         marks = self._marks(address, scope["method"], target.decode("latin-1"), owner, headers, digest)
         headers += [(name.encode(), value.encode()) for name, value in marks.items()]
         headers.append((b"x-request-id", request_id.encode()))
-        waits = {"connect": REACH, "read": None, "write": None, "pool": None}
+        waits = {"connect": PROBE_TIMEOUT, "read": None, "write": None, "pool": None}
         return httpx.Request(
             scope["method"], address, headers=headers, content=body, extensions={"target": target, "timeout": waits}
         )
@@ -369,55 +363,56 @@ class Relay:
         headers: Iterable[tuple[bytes, bytes]],
         body: str = NOTHING,
     ) -> dict[str, str]:
-        peer = self._known[address].peer if address in self._known else None
+        """The headers that sign a request. `body`: its SHA-256."""
+        peer = self._proxies[address].peer if address in self._proxies else None
         return self.signer.request(method, target, quote(owner, safe=""), address, peer, decisive(headers), body)
 
     @asynccontextmanager
-    async def _asking(self, address: str) -> AsyncIterator[_Known]:
-        """The state of one proxy, which is not dropped during the body."""
-        if (known := self._known.get(address)) is None:
-            known = self._known[address] = _Known()
+    async def _use(self, address: str) -> AsyncIterator[_OtherProxy]:
+        """The other proxy at this address. It is not dropped while it is used."""
+        if (other := self._proxies.get(address)) is None:
+            other = self._proxies[address] = _OtherProxy()
             # Certificates trusted by this machine, private authorities included; no proxy of the environment.
             self._trusted = self._trusted or ssl.create_default_context()
-            learned = partial(setattr, known, "peer")
-            made = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
-            timeout = httpx.Timeout(None, connect=REACH)
-            known.client = httpx.AsyncClient(transport=made, timeout=timeout, trust_env=False)
-        self._known.move_to_end(address)
-        known.uses += 1
+            learned = partial(setattr, other, "peer")
+            made = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=PROBE_TIMEOUT)
+            timeout = httpx.Timeout(None, connect=PROBE_TIMEOUT)
+            other.client = httpx.AsyncClient(transport=made, timeout=timeout, trust_env=False)
+        self._proxies.move_to_end(address)
+        other.uses += 1
         try:
-            if len(self._known) > MOST_PEERS:
-                oldest = next((one for one, other in self._known.items() if not other.uses), None)
-                if oldest is not None:
-                    await self._known.pop(oldest).client.aclose()
-            yield known
+            if len(self._proxies) > MOST_PROXIES:
+                unused = next((address for address, proxy in self._proxies.items() if not proxy.uses), None)
+                if unused is not None:
+                    await self._proxies.pop(unused).client.aclose()
+            yield other
         finally:
-            known.uses -= 1
+            other.uses -= 1
 
     # --- progress of turns there
 
-    def watched(self, agent: Agent) -> Watched:
-        return Watched(self, self._engine, agent)
+    def progress_elsewhere(self, agent: Agent) -> ProgressElsewhere:
+        return ProgressElsewhere(self, self._engine, agent)
 
     async def follow(self, address: str, agent: Agent, by_address: dict[str, Sequence[JSON]]) -> None:
         """Keep the progress of the agent's turns at this proxy in `by_address`, until the stream ends. Returns at once
         if the proxy is unreachable."""
         path = f"/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
-        if not await self._answers(address, "/readyz", REACH):
+        if not await self._probe(address, "/readyz", PROBE_TIMEOUT):
             return
         marks = self._marks(address, "GET", path, agent.owner, ())
         with suppress(httpx.HTTPError):
             async with (
-                self._asking(address) as known,
-                known.client.stream("GET", f"{address}{path}", headers=marks) as stream,
+                self._use(address) as other,
+                other.client.stream("GET", f"{address}{path}", headers=marks) as stream,
             ):
                 if not self._proved(address, stream) or stream.status_code != 200:
                     return
-                name = b""
-                async for line in limits.split(stream.aiter_raw(), b"\n", MOST_TOLD):
-                    if name == b"event: progress":
+                previous = b""
+                async for line in limits.split(stream.aiter_raw(), b"\n", LARGEST_EVENT):
+                    if previous == b"event: progress":
                         by_address[address] = _turns_in(line)
-                    name = line
+                    previous = line
 
 
 def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
@@ -430,7 +425,7 @@ def _fits(scope: Scope) -> bool:
     """Whether the other proxy takes this head with our own fields."""
     size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     size += len(raw_path(scope)) + len(scope.get("query_string", b""))
-    return size <= LONGEST_HEAD and len(scope["headers"]) <= MOST_FIELDS
+    return size <= LARGEST_HEAD and len(scope["headers"]) <= MOST_FIELDS
 
 
 def _turns_in(line: bytes) -> Sequence[JSON]:
@@ -441,7 +436,7 @@ def _turns_in(line: bytes) -> Sequence[JSON]:
     return ()
 
 
-class Watched:
+class ProgressElsewhere:
     """The progress of an agent's turns at other proxies, for one reader here."""
 
     def __init__(self, relay: Relay, engine: Engine, agent: Agent) -> None:

@@ -229,7 +229,7 @@ class Routes:
         follower = Follower(self._engine.view, agent, after)
         elsewhere = None
         if live and self._relay is not None and ORIGIN.get() != "forwarded":
-            elsewhere = self._relay.watched(agent)
+            elsewhere = self._relay.progress_elsewhere(agent)
         try:
             async for happened in follower.follow(LIVE_POLL if live else POLL):
                 if not self._engine.ready:

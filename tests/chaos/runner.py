@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 import httpx
 
-from cli_session_proxy.http.relay import HEARD
+from cli_session_proxy.http.relay import REACHABLE_FOR
 from cli_session_proxy.settings import Settings
 from turnfault.provider.script import Behaviour
 from turnfault.provider.seen import Seen
@@ -541,7 +541,7 @@ class _Run:
                 client, asked = self._whose[attempt.request.turn], self._world.proxies[attempt.proxy]
                 if client.speaker.front or asked.cut or attempt.request.wire in APPLICATIONS:
                     continue  # nobody knows whom it asked; one that is cut off itself is to say so, in `PATIENCE`
-                if self._history.shape.hosts and attempt.begun < away.away_at + HEARD:
+                if self._history.shape.hosts and attempt.begun < away.away_at + REACHABLE_FOR:
                     continue  # it may have been passed on to that very proxy: given up within two leases
                 while not (attempt.task.done() or self._blocked(attempt, taken_over=True)):
                     waited = time.monotonic() - self._since(attempt, away.away_at)

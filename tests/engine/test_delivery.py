@@ -207,7 +207,7 @@ async def test_what_fails_behind_a_commit_takes_no_answer_back(
 
     async with core(settings) as (engine, backend):
         await ask(engine, "one")
-        hold, start = engine._ownership.hold, Attempt.start
+        hold, announce = engine._ownership.hold, Attempt.announce
 
         @asynccontextmanager
         async def held(*of: Any, **how: Any) -> AsyncIterator[Lease]:
@@ -216,13 +216,13 @@ async def test_what_fails_behind_a_commit_takes_no_answer_back(
             await out_of_threads()
 
         def published(attempt: Attempt) -> None:
-            start(attempt)
+            announce(attempt)
             if attempt.committed:
                 raise MemoryError
 
         with monkeypatch.context() as broken:
             if fails == "event":
-                broken.setattr(Attempt, "start", published)
+                broken.setattr(Attempt, "announce", published)
             if fails == "release":
                 broken.setattr(memory_backend._MemoryExecution, "release", out_of_threads)
             if fails == "lease":

@@ -292,7 +292,7 @@ async def test_who_stands_between_two_proxies_learns_no_key_and_has_no_turn_run_
 
 def believing_for_longer() -> None:
     """Who was heard within 3 s is not asked whether it is there: the pause takes a part of that on a busy machine."""
-    relay.HEARD = 3.0
+    relay.REACHABLE_FOR = 3.0
     main()
 
 

@@ -117,7 +117,7 @@ async def test_what_was_read_before_a_hop_is_not_counted_while_it_lasts(
 
         monkeypatch.setattr(two.engine, "submit", reading)
         if not is_there:
-            monkeypatch.setattr(Relay, "_is_there", unreachable)
+            monkeypatch.setattr(Relay, "_can_accept", unreachable)
         for host in (one, two):
             host.model.reached.clear()
             host.model.open.clear()
@@ -341,7 +341,7 @@ async def test_a_background_turn_is_kept_although_the_client_left_the_host_that_
 async def test_an_answer_of_which_the_client_had_all_is_kept_although_it_left_before_the_end_was_known(
     in_time: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "ON_ITS_WAY", PATIENCE if in_time else 0.0)
+    monkeypatch.setattr(relay, "READ_ON", PATIENCE if in_time else 0.0)
     async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
         await one.chat("zero")
         client, left, noticed = Connection(two.settings.port, stream=True), Incoming.left, asyncio.Event()
@@ -690,7 +690,7 @@ async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster whose proxies get new ports every day had no hops after so many."""
-    monkeypatch.setattr(relay, "MOST_PEERS", 1)
+    monkeypatch.setattr(relay, "MOST_PROXIES", 1)
     async with cluster(postgres_url, tmp_path, 3) as hosts:
         await hosts[0].chat("one", agent="a")
         await hosts[1].chat("one", agent="b")
@@ -702,13 +702,13 @@ async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
 
 async def test_a_proxy_that_is_asked_just_now_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client was closed while it was used."""
-    monkeypatch.setattr(relay, "MOST_PEERS", 1)
+    monkeypatch.setattr(relay, "MOST_PROXIES", 1)
     engine: Any = SimpleNamespace(settings=SimpleNamespace(advertise=None), instance_id="here")
     made = Relay(engine, KEY, 1.0, lambda _result: None)
-    async with made._asking("http://a") as one:
-        async with made._asking("http://b") as two:
+    async with made._use("http://a") as one:
+        async with made._use("http://b") as two:
             assert not one.client.is_closed
-        async with made._asking("http://c"):
+        async with made._use("http://c"):
             assert (one.client.is_closed, two.client.is_closed) == (False, True)
     await made.close()
     assert one.client.is_closed
@@ -782,7 +782,7 @@ async def test_what_is_passed_on_is_counted_where_it_came_in(
 async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "REACH", PATIENCE)  # the other host is there, however slow this machine is
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", PATIENCE)  # the other host is there, however slow this machine is
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         lost = await under_way(one, two)

@@ -285,7 +285,7 @@ async def test_an_answer_that_is_not_signed_is_none(
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("one")
         monkeypatch.setattr(Signer, "prove", lambda *_given: "1 2 3")
-        monkeypatch.setattr(relay, "HEARD", 600.0)
+        monkeypatch.setattr(relay, "REACHABLE_FOR", 600.0)
         await two.chat("two")  # not proved: it runs here
         assert two.asked == [["one", "two"]]
 
@@ -317,7 +317,7 @@ async def test_an_answer_to_a_question_is_read_no_further_than_one_goes(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stands between may go on behind a signed head for ever: all that came in time was kept."""
-    monkeypatch.setattr(relay, "REACH", 60.0)
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 60.0)
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         pump = there._pump
 

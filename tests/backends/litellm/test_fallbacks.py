@@ -239,21 +239,21 @@ NOW = 1_000.0
     ],
 )
 def test_another_model_is_asked_where_the_fault_is_the_models(error: ProxyError, helps: bool) -> None:
-    assert fallbacks.helps(error) is helps
+    assert fallbacks.may_help(error) is helps
 
 
 def test_a_fallback_lasts_until_the_reset_and_within_bounds() -> None:
-    assert fallbacks.begun("sonnet", "gpt", RateLimited("", retry_after=30), NOW).until == NOW + 30
-    assert fallbacks.begun("sonnet", "gpt", Overloaded(""), NOW).until == NOW + fallbacks.PAUSE
-    assert fallbacks.begun("sonnet", "gpt", RateLimited("", retry_after=1e12), NOW).until == NOW + fallbacks.LONGEST
+    assert fallbacks.new("sonnet", "gpt", RateLimited("", retry_after=30), NOW).until == NOW + 30
+    assert fallbacks.new("sonnet", "gpt", Overloaded(""), NOW).until == NOW + fallbacks.PAUSE
+    assert fallbacks.new("sonnet", "gpt", RateLimited("", retry_after=1e12), NOW).until == NOW + fallbacks.LONGEST
 
 
 def test_what_a_fallback_means_for_the_next_turn() -> None:
     before = Fallback("sonnet", "gpt", "rate_limited", NOW + 10, here=False)
-    assert fallbacks.going_on(before, "sonnet", ["gpt"], NOW) == Fallback("sonnet", "gpt", "rate_limited", NOW + 10)
-    assert fallbacks.going_on(before, "opus", ["gpt"], NOW) == before
-    assert fallbacks.going_on(before, "sonnet", ["gpt"], NOW + 10) is None
-    assert fallbacks.going_on(before, "sonnet", [], NOW) is None
+    assert fallbacks.inherited(before, "sonnet", ["gpt"], NOW) == Fallback("sonnet", "gpt", "rate_limited", NOW + 10)
+    assert fallbacks.inherited(before, "opus", ["gpt"], NOW) == before
+    assert fallbacks.inherited(before, "sonnet", ["gpt"], NOW + 10) is None
+    assert fallbacks.inherited(before, "sonnet", [], NOW) is None
 
 
 @pytest.mark.parametrize("begins_with", ["sonnet", "gpt"])

@@ -31,7 +31,7 @@ from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionB
 from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
 from ....stores.base import Facts, KeptTurn, Store
-from ....tasks import apart
+from ....tasks import in_own_thread
 from ...base import Job
 from .. import transcript
 from ..process import capability as cli
@@ -260,7 +260,7 @@ class Sessions:
             await self._pool.checkin(process)
             await self._end(session.id)
             if any(link.to_session == session.id != link.from_session for link in prepared.links):
-                await apart(files.remove, Path(session.transcript))
+                await in_own_thread(files.remove, Path(session.transcript))
             raise
         evidence = prepared.evidence
         if ended is not None:
@@ -456,7 +456,7 @@ class Sessions:
                     answered = {session_id}  # an agent's program has named another one
                 await self._end(*answered)
                 for ended in answered:
-                    await apart(files.remove, self._projects.path(context.cwd, ended))
+                    await in_own_thread(files.remove, self._projects.path(context.cwd, ended))
             return "\n\n".join(answer)
 
         summary = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
@@ -611,7 +611,7 @@ class Sessions:
             return
         anew = any(link.to_session == ready.session.id != link.from_session for link in ready.links)
         if ready.continuity == "started" or anew:
-            await apart(files.remove, Path(ready.session.transcript))
+            await in_own_thread(files.remove, Path(ready.session.transcript))
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # This turn's decisions are not in the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
@@ -620,7 +620,7 @@ class Sessions:
             await asyncio.to_thread(transcript.write, file, path, ready.session.id, form=form)
         if answered is not None and answered != ready.session.id:
             fork = files.in_folder(Path(ready.session.transcript).parent, answered)
-            await apart(files.remove, fork)
+            await in_own_thread(files.remove, fork)
 
     async def _rewound(self, ready: LiveSession, failed: FailedTurn) -> bool:
         """Whether the process could be rewound to before the failed turn, so that its memory is the path again."""
@@ -664,13 +664,13 @@ class Sessions:
         for session_id in filter(is_session_id, named):
             await self._end(session_id)
             for folder in folders:
-                await apart(files.remove, files.in_folder(folder, session_id))
+                await in_own_thread(files.remove, files.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
         # A confined agent's own folder may have any files. A noted folder may have others' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
             if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
-                await apart(partial(files.remove_project, folder, whole=confined and folder == own))
+                await in_own_thread(partial(files.remove_project, folder, whole=confined and folder == own))
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ....errors import QueueFull
 from ....sandbox import Sandboxes
 from ....settings import Settings
-from ....tasks import survived
+from ....tasks import failures_logged
 from ...base import Job
 from .. import transcript
 from ..process import capability as cli
@@ -272,7 +272,7 @@ class Sharing:
 
     def _remove_transcript(self, path: Path) -> None:
         self._transcripts.discard(path)
-        with survived("shared_transcript_left", path=str(path)):
+        with failures_logged("shared_transcript_left", path=str(path)):
             files.remove(path)
 
     async def _empty_after_rewind(self, path: Path) -> None:
