@@ -186,8 +186,10 @@ def serve(settings: "Settings") -> None:
     import uvloop
 
     from .http.bounds import raise_open_files
+    from .machine import return_freed_memory
 
     raise_open_files()  # before the imports below, which read the limit
+    return_freed_memory()
     from .backends.auto import CLAUDE
     from .commands.terminal import migration_progress
     from .http.server import serve as run

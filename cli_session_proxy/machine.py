@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import shutil
@@ -134,6 +135,20 @@ def _numbers(*files: Path) -> list[int]:
         except (OSError, ValueError):  # no such group here, or "max"
             continue
     return []
+
+
+# Bytes from which glibc maps a block of memory by itself, so that it goes back to the system when it is freed. Else
+# glibc raises this to the size of the blocks it has seen: after documents of 20 MB it kept 310 MB with 105 MB in use.
+MAPPED_ALONE = 1024 * 1024
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+
+
+def return_freed_memory() -> None:
+    """Let this process give freed memory back to the system. Elsewhere than with glibc nothing is done."""
+    if SYSTEM == "linux":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_ALONE)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * MAPPED_ALONE)  # twice, as glibc sets it itself
 
 
 def half_of_memory() -> int | None:

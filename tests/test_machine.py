@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -113,6 +114,29 @@ def test_a_system_is_known_by_its_platform_and_its_c_library(monkeypatch: pytest
     assert machine._system() == "musl"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine._system() == "macos"
+
+
+# What a few turns with documents of 20 MB do: a block that is freed, then some, each with smaller ones behind it.
+LARGE_TURNS = """
+from cli_session_proxy.machine import return_freed_memory
+import psutil
+return_freed_memory()
+block = bytearray(31 << 20)
+del block
+blocks, kept = [], []
+for _ in range(10):
+    blocks.append(b"x" * (20 << 20))
+    kept.append(b"x" * 100_000)
+before = psutil.Process().memory_info().rss
+blocks.clear()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(machine.SYSTEM != "linux", reason="other C libraries decide by themselves")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    freed = subprocess.run([sys.executable, "-c", LARGE_TURNS], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(freed.stdout) >= 190 * MB
 
 
 OF_OTHERS = {

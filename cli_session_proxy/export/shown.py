@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypedDict  # pydantic, which checks dumps in the tests, needs this one before Python 3.12
@@ -335,6 +336,12 @@ def link(row: Link) -> LinkDump:
     }
 
 
+def without_files(row: Turn) -> Turn:
+    """The same to every `Show`, without the data of images and documents."""
+    asked = tuple(replace(message, content=tuple(map(_bare, message.content))) for message in row.input)
+    return replace(row, input=asked, output=tuple(map(_bare, row.output)), tools=tuple(map(_bare, row.tools)))
+
+
 def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
     return [_block(row, verbatim=verbatim) for row in rows]
 
@@ -343,8 +350,12 @@ def _block(row: Block, *, verbatim: bool) -> Block:
     text = row.get("text")
     if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
         return row if verbatim or (redacted := redact.text(text)) is text else {**row, "text": redacted}
-    plain: Block = _without_images(shallow(row))
+    plain = _bare(row)
     return plain if verbatim else cast(Block, redact.data(plain))
+
+
+def _bare(row: Block) -> Block:
+    return cast(Block, _without_images(shallow(row)))
 
 
 def _redacted(value: Any) -> Any:

@@ -64,6 +64,9 @@ POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 CHAINS = b"/v1/chains/"
+# Bytes of an answer that are given to the server at once. It takes the next ones when the client has read these: all of
+# a large answer would count as unread, and the client would be disconnected (`connection.UNREAD`).
+PIECE = 256 * 1024
 
 
 class Gate:
@@ -144,7 +147,12 @@ class Gate:
                 message["headers"] = [*answer_headers, *encoded(added_headers)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
-            await send(message)
+            body = message.get("body", b"")
+            sent = 0
+            while len(body) - sent > PIECE:
+                await send({**message, "body": body[sent : sent + PIECE], "more_body": True})
+                sent += PIECE
+            await send({**message, "body": body[sent:]} if sent else message)
 
         # Always set: the task may have begun in the context of the connection's last request.
         parent = headers.get("traceparent")

@@ -1,7 +1,8 @@
-"""Renders turns for dumps. Large turns are rendered in a helper process, which can be killed."""
+"""Renders turns for dumps. Those with much text are rendered in a helper process, which can be killed."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from .. import redact
 from ..aside.pool import Helpers, OutOfBoundsError
 from ..domain.limits import size_of
 from ..domain.models import PLAIN, Block, Link, Message, Turn
-from ..export.shown import Show, T
+from ..export.shown import Show, T, without_files
 
 S = TypeVar("S")
 
@@ -27,6 +28,8 @@ class TurnRenderer:
         self._helpers = helpers
 
     async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
+        if is_large(row):
+            row = await asyncio.to_thread(without_files, row)
         if not is_large(row):
             return show(row, links, verbatim=verbatim)
         try:

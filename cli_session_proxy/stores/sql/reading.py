@@ -73,8 +73,8 @@ from .tables import (
 
 # Turns per page of a stream: an input may have images of many MB.
 PAGE = 100
-# And how many bytes of turns, where it holds several.
-PAGE_BYTES = 64 * 1024 * 1024
+# And how many bytes of turns, where it holds several: not many turns with documents of 20 MB.
+PAGE_BYTES = 16 * 1024 * 1024
 
 # How many of the newest turns with equal paths are looked at: very many unnamed chains may begin alike.
 CANDIDATES = 8

@@ -365,8 +365,9 @@ class SqlStore(Store):
         after: int | None = after_seq
         while after is not None:
             page, after = await self._db.read(partial(read, after_seq=after))
-            for one in page:
-                yield one
+            page.reverse()
+            while page:  # none is kept here
+                yield page.pop()
 
     async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
         # In several reads, so that running turns can read between them.

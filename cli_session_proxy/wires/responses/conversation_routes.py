@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from ...domain.models import JSON
 from ...errors import NotFound
 from ...settings import Settings
 from ..answers import ignored_header
 from ..asgi import JSONAnswer, RouteDoc, add, named, read_call
+from ..common import compact
 from ..schemas import COUNT, TEXT, body, message
 from . import conversations
 from . import items as responses_items
@@ -67,14 +68,17 @@ class ConversationsRoutes:
         added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
         return JSONAnswer(responses_items.listed(added), headers=headers)
 
-    async def items(self, request: Request, conversation_id: str) -> JSON:
-        found = await self._dialogues.items(named(request).owner, conversation_id)
-        return responses_items.page(found, request.query_params)
+    async def items(self, request: Request, conversation_id: str) -> Response:
+        dialogue = await self._dialogues.whole(named(request).owner, conversation_id)
+        page = responses_items.page([entry.item for entry in dialogue.entries], request.query_params)
+        items = self._dialogues.with_files(dialogue, page["data"])
+        return StreamingResponse(_written(page, items), media_type=JSONAnswer.media_type)
 
     async def item(self, request: Request, conversation_id: str, item_id: str) -> JSON:
-        for item in await self._dialogues.items(named(request).owner, conversation_id):
-            if item["id"] == item_id:
-                return item
+        dialogue = await self._dialogues.whole(named(request).owner, conversation_id)
+        found = [entry.item for entry in dialogue.entries if entry.id == item_id][:1]
+        async for item in self._dialogues.with_files(dialogue, found):
+            return item
         raise NotFound(f"there is no item {item_id!r} in this conversation", param="item_id")
 
     async def delete_item(self, request: Request, conversation_id: str, item_id: str) -> JSON:
@@ -89,3 +93,13 @@ class ConversationsRoutes:
             request, self._settings.max_body, partial(conversations.read_with_ignored, read=read)
         )
         return parsed, ignored_header(unread)
+
+
+async def _written(page: JSON, items: AsyncIterator[JSON]) -> AsyncIterator[bytes]:
+    """A page in pieces, one for each of its items."""
+    piece, end = compact({**page, "data": []}).split(b"]", 1)
+    async for item in items:
+        yield piece
+        yield compact(item)
+        piece = b","
+    yield (b"]" if page["data"] else piece + b"]") + end

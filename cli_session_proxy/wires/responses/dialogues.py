@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -171,10 +171,30 @@ class Dialogues:
         agent = await self._conversation_agent(owner, given)
         await self._engine.delete(owner, agent.agent_id)
 
-    async def items(self, owner: str, given: str) -> list[JSON]:
-        """All items: of the turns on the path, then the client's own that no turn has used yet."""
-        dialogue = await self._whole_dialogue(await self._conversation_agent(owner, given))
-        return [entry.item for entry in dialogue.entries]
+    async def whole(self, owner: str, given: str) -> OpenDialogue:
+        """The whole conversation at its present head. The files and images of its turns are empty: see `with_files`."""
+        agent = await self._conversation_agent(owner, given)
+        return await self._dialogue_at(agent.key, await self._engine.tip(agent), whole=True)
+
+    async def with_files(self, dialogue: OpenDialogue, items: Sequence[JSON]) -> AsyncIterator[JSON]:
+        """These items of `whole` with their files and images. Turns are read one at a time: many may be large."""
+        turn_ids = {
+            entry.id: turn.id
+            for turn, entries in zip(dialogue.path, dialogue.items_by_turn, strict=True)
+            for entry in entries
+        }
+        loaded_id: str | None = None
+        loaded: dict[str, JSON] = {}
+        for item in items:
+            turn_id = turn_ids.get(item["id"])
+            if turn_id is not None and turn_id != loaded_id:
+                loaded.clear()  # before the next turn is read
+                turn = await self._engine.store.turn(turn_id)
+                if turn is None:
+                    raise NotFound("this conversation was deleted meanwhile", param="conversation")
+                loaded_id, loaded = turn_id, {one.id: one.item for one in entries_of(turn, dialogue.own_items)}
+                del turn
+            yield item if turn_id is None else loaded[item["id"]]
 
     async def add_items(self, owner: str, given: str, new: Sequence[Item]) -> list[JSON]:
         agent = await self._conversation_agent(owner, given)
@@ -184,7 +204,7 @@ class Dialogues:
     async def remove_item(self, owner: str, given: str, item_id: str) -> JSON:
         """Remove an item. If it belongs to an earlier turn, the next turn leaves it off the path."""
         agent = await self._conversation_agent(owner, given)
-        dialogue = await self._whole_dialogue(agent)
+        dialogue = await self.whole(owner, given)
         if all(entry.id != item_id for entry in dialogue.entries):
             raise NotFound(f"there is no item {item_id!r} in this conversation", param="item_id")
         await self._engine.store.take_out(agent.key, item_id)
@@ -197,14 +217,11 @@ class Dialogues:
             raise unknown(given)
         return agent
 
-    async def _whole_dialogue(self, agent: Agent) -> OpenDialogue:
-        """The whole conversation at its present head."""
-        return await self._dialogue_at(agent.key, await self._engine.tip(agent), whole=True)
-
     async def _dialogue_at(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> OpenDialogue:
         """The conversation whose next turn continues `tip`.
 
-        Its turns are only read for the `whole` of it, or if items were removed or are off the path.
+        Its turns are only read for the `whole` of it, without files and images, or if items were removed or are off the
+        path.
         """
         store = self._engine.store
         notes = await store.conversation(agent_key) or Conversation({})
@@ -212,7 +229,7 @@ class Dialogues:
         removed = frozenset(notes.removed)
         if tip is None or not (whole or removed or any(item.turn_id is not None for item in unsent)):
             return OpenDialogue(notes.metadata, removed, (), (), [item for item in unsent if item.id not in removed])
-        path = await store.path(tip.id)
+        path = await (store.path_texts if whole else store.path)(tip.id)
         own_items = {item.id: item for item in await store.items(agent_key)}
         request = [entries_of(turn, own_items) for turn in path]
         # After a rewind another turn off the path may have used the items last.

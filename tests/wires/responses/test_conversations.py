@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import openai
 import pytest
 
+from cli_session_proxy.http import connection
+from cli_session_proxy.stores.sql import reading
 from cli_session_proxy.wires.asgi import MIDDLING
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
+from ... import media
 from ...talking import heard
 from .conftest import Door
 
@@ -205,6 +209,46 @@ async def test_a_conversation_larger_than_what_is_read_on_the_event_loop_comes_i
     made = await door.openai.conversations.create(items=[item])
     await door.openai.conversations.items.create(made.id, items=[item])
     assert await texts(door, made.id) == [long, long]
+
+
+async def test_a_large_answer_arrives_whole_although_much_of_it_is_unread_at_first(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that was given to the server as a whole counted as unread, and the client was disconnected."""
+    monkeypatch.setattr(connection.Untaken, "unread", connection.Unread(limit=1024 * 1024))
+    long = "x" * (16 * 1024 * 1024)
+    made = await door.openai.conversations.create(items=[{"type": "message", "role": "user", "content": long}])
+    [item] = (await door.openai.conversations.items.list(made.id)).data
+    assert await texts(door, made.id) == [long]
+    assert await door.openai.conversations.items.retrieve(item.id or "", conversation_id=made.id) == item
+
+
+async def test_the_items_of_a_conversation_are_listed_however_large_its_files_are_together(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 turns with a document of 20 MB took 1.8 GB: every turn was read, for a page of some of its items."""
+    made = await door.openai.conversations.create()
+    sent: list[Any] = []
+    for name in "abc":
+        data = base64.b64encode(media.paper() + name.encode() * 100_000).decode()
+        part = {"type": "input_file", "file_data": f"data:application/pdf;base64,{data}", "filename": f"{name}.pdf"}
+        given: Any = [{"role": "user", "content": [part]}]
+        await door.openai.responses.create(model="sonnet", input=given, conversation=made.id)
+        sent.append(part["file_data"])
+    monkeypatch.setattr(reading, "MOST_OF_A_PATH", 100_000)  # of one turn's document
+    pages = [await door.openai.conversations.items.list(made.id, order="asc", limit=limit) for limit in (4, 20)]
+    after = pages[0].last_id or ""
+    pages.append(await door.openai.conversations.items.list(made.id, order="asc", after=after))
+    newest_first = await door.openai.conversations.items.list(made.id)
+    items: list[list[Any]] = [list(page.data) for page in (*pages, newest_first)]
+    parts = [[part.model_dump() for item in page for part in item.content] for page in items]
+    files = [[part["file_data"] for part in page if part["type"] == "input_file"] for page in parts]
+    assert files == [sent[:2], sent, sent[2:], sent[::-1]]
+    assert [page.has_more for page in (*pages, newest_first)] == [True, False, False, False]
+    first = pages[1].data[0]
+    assert await door.openai.conversations.items.retrieve(first.id or "", conversation_id=made.id) == first
+    nothing = await door.http.get(f"/v1/conversations/{made.id}/items?order=asc&after={pages[1].last_id}")
+    assert nothing.json() == {"object": "list", "data": [], "first_id": "", "last_id": "", "has_more": False}
 
 
 HALF = r'"\ud800"'
