@@ -35,7 +35,7 @@ async def let_go(*cuts: Cut, engine: Engine, stream: bool) -> AsyncIterator[None
 
 def _heard(engine: Engine, *, given: bool) -> list[bool]:
     said = [turn for turn in engine._live.values() if any(isinstance(event, BlockDelta) for event in turn._events)]
-    return [turn._given == len(turn._events) or not given for turn in said]
+    return [turn._received == len(turn._events) or not given for turn in said]
 
 
 async def quiet(pids: list[int]) -> None:

@@ -80,8 +80,8 @@ from .live import (
     Progress,
     Requested,
     cancelled,
-    kept,
-    leave,
+    finish_without_client,
+    leave_accepted,
     replay,
 )
 from .mirroring import Mirroring
@@ -112,9 +112,9 @@ STORE_AWAY = 5.0
 END_ELSEWHERE = 10.0
 
 
-class Known(NamedTuple):
-    """The agent's state when a turn was accepted. It is still valid when the turn begins if nobody has written the
-    agent since (`unused`)."""
+class AtAcceptance(NamedTuple):
+    """What was read when a turn was accepted. If nobody has used the agent's lease since (`unused`), the state is still
+    valid when the turn begins."""
 
     state: AgentState | None
     unused: UnusedLease | None
@@ -357,17 +357,17 @@ class Engine:
         try:
             return await asyncio.shield(accepting)
         except asyncio.CancelledError:
-            accepting.add_done_callback(leave)
+            accepting.add_done_callback(leave_accepted)
             raise
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         passed_over: Turn | None = None
-        send_on = None if self.passing is None else partial(self.passing.to_agent, profile=request.profile)
+        redirect = None if self.passing is None else partial(self.passing.to_agent, profile=request.profile)
         admit = partial(self._admit, request)
         while True:
-            placement = await self._placement.resolve(request, admit=admit, passed_over=passed_over, send_on=send_on)
+            placement = await self._placement.resolve(request, admit=admit, passed_over=passed_over, redirect=redirect)
             if isinstance(placement, Turn):
-                answer = await self._again(placement.id, request)
+                answer = await self._repeat(placement.id, request)
                 if answer is not None:
                     return answer
                 passed_over = placement
@@ -418,14 +418,14 @@ class Engine:
                 except BaseException:
                     self._lanes.give_up(place)
                     raise
-                return self._launch(turn, agent, place, request, Known(state, unused))
+                return self._launch(turn, agent, place, request, AtAcceptance(state, unused))
 
     def _admit(self, request: TurnRequest) -> None:
         self._lanes.admit()
-        self._leave_room(request.owner)
+        self._admit_owner(request.owner)
         self.budgets.admit(request.owner, request.agent_id, self._instances.now())
 
-    def _leave_room(self, owner: str) -> None:
+    def _admit_owner(self, owner: str) -> None:
         """Raises `QueueFull` if this owner's turns use the owner's share of the queue already."""
         most = self._slots.limit + math.ceil(OWNERS_SHARE * self.settings.queue_limit)
         if self.settings.has_owners and self._lanes.total >= most:
@@ -437,7 +437,7 @@ class Engine:
                 )
 
     def _launch(
-        self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, known: Known | None = None
+        self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, read: AtAcceptance | None = None
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         live.compose, live.composed = request.compose, request.composed
@@ -446,12 +446,12 @@ class Engine:
             agent.owner, agent.agent_id, live.accepted_at, request.request_id, TRACE_CONTEXT.get()
         )
         self._live[turn.id] = live
-        if known is not None:
+        if read is not None:
             self.forgetting.accepted(live, request)
         answer = live.attach(timeout=request.timeout)
         if turn.limit_wait is not None:
             live.wait_for(turn.limit_wait)
-        live.task = self._tasks.own(self._run(live, agent, place, known))
+        live.task = self._tasks.own(self._run(live, agent, place, read))
         return answer
 
     # --- turns that wait for the end of a limit
@@ -465,11 +465,11 @@ class Engine:
         live.wait_for(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place))
         if (turn.call or {}).get("background"):
-            self.keep(live.attach())  # its client asks for it later
+            self.finish_without_client(live.attach())  # its client asks for it later
         if (by := self._cancelled_elsewhere.get(turn.id)) is not None:
             live.cancel(by)
 
-    # --- the same request once more
+    # --- repeated requests
 
     async def _was_left(self, turn: Turn) -> bool:
         """Whether all clients of this turn left without its answer. Looks at the newest state, not only at `turn`."""
@@ -482,8 +482,9 @@ class Engine:
         now = await self.store.turn(turn.id)
         return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
 
-    async def _again(self, turn_id: str, request: TurnRequest) -> Answer | None:
-        """Attach to the turn while it runs, replay its answer, or run the same turn again.
+    async def _repeat(self, turn_id: str, request: TurnRequest) -> Answer | None:
+        """The answer for a request that repeats this turn: attach to it while it runs, replay its answer, or run it
+        again.
 
         None if its answer never arrived and the conversation went on without it: the request needs a new turn.
         """
@@ -519,7 +520,7 @@ class Engine:
         another request has queued it already."""
         if turn.id in self._ends.waiting:  # the end of the last attempt: stored later, it would end this attempt
             await self._ends.store_all()
-        self._leave_room(agent.owner)
+        self._admit_owner(agent.owner)
         place = self._lanes.take(turn.agent_key)
         try:
             limits, now = self.budgets.of(agent.owner, agent.agent_id), self._instances.now()
@@ -533,10 +534,11 @@ class Engine:
             raise
 
     async def _attach_elsewhere(self, turn: Turn, agent: Agent, request: TurnRequest | None) -> Answer:
-        """The answer of a turn that another proxy runs. Raises `Elsewhere` if that proxy can be reached: it streams it.
+        """The answer of a turn that another proxy runs. Raises `Elsewhere` if that proxy can be reached: then that one
+        streams it.
 
-        Else wait until the store has the whole answer. With a `request` (a retry), an unfinished turn of a proxy that
-        has ended or does not respond is run here.
+        Else the answer comes once the store has it. With a `request` (a retry), the turn is run here if its proxy has
+        ended or does not respond.
         """
         if self.passing is not None:
             await self.passing.to_turn(turn)
@@ -544,13 +546,13 @@ class Engine:
         if live is None or live.done:
             live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
             live.compose = None if request is None else request.compose
-            live.task = self._tasks.own(self._follow(live, agent, again=request is not None))
+            live.task = self._tasks.own(self._follow(live, agent, run_again=request is not None))
         return live.attach(replayed=True, timeout=None if request is None else request.timeout)
 
-    async def _follow(self, live: LiveTurn, agent: Agent, *, again: bool) -> None:
+    async def _follow(self, live: LiveTurn, agent: Agent, *, run_again: bool) -> None:
         """Wait for a turn that another proxy on this store runs, and publish its answer here.
 
-        With `again`, the turn is run here if that proxy has ended or does not respond.
+        With `run_again`, the turn is run here if that proxy has ended or does not respond.
         """
         live.begun = True
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
@@ -574,7 +576,7 @@ class Engine:
                 if turn.status in ON_PATH:
                     await self._claim(live)
                 replay(live)
-            elif again and (turn.error or {}).get("code") == Interrupted.code:
+            elif run_again and (turn.error or {}).get("code") == Interrupted.code:
                 live.turn, place = await self._requeue(turn, agent)
                 live.attempts = list(turn.attempts)
                 await self._deliveries.now_runs_here(live)
@@ -661,11 +663,11 @@ class Engine:
         ]
         return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
 
-    def keep(self, answer: Answer) -> None:
+    def finish_without_client(self, answer: Answer) -> None:
         """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later."""
         token = ORIGIN.set("local_only")  # this proxy runs the turn, even if another one forwarded the request
         try:
-            self._tasks.own(kept(answer))
+            self._tasks.own(finish_without_client(answer))
         finally:
             ORIGIN.reset(token)
 
@@ -684,7 +686,7 @@ class Engine:
 
     # --- the lane's turn
 
-    async def _run(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None = None) -> None:
+    async def _run(self, live: LiveTurn, agent: Agent, place: LanePlace, read: AtAcceptance | None = None) -> None:
         live.begun = True
         try:
             if live.cancelled_by is not None:  # before this task began to run
@@ -697,7 +699,7 @@ class Engine:
                             continue
                         await place.until_first()
                     try:
-                        if await self._try_run(live, agent, place, known):
+                        if await self._try_run(live, agent, place, read):
                             break
                     except StoreUnavailable as exc:
                         # A turn that waits for a limit is tried again if the store is away just when the limit is
@@ -710,7 +712,7 @@ class Engine:
                             raise
                         log.warning("waits_for_store", turn_id=live.turn.id, error=exc.message)
                         await asyncio.sleep(STORE_AWAY)
-                    known = None  # read at acceptance: no longer valid after a wait
+                    read = None  # no longer valid after a wait
                     await place.until_first()
         except asyncio.CancelledError:
             await self._fail(live, cancelled(live.cancelled_by or "stopping"))
@@ -774,30 +776,30 @@ class Engine:
             return False
         return True
 
-    async def _try_run(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
-        """Run the turn. False if it has to wait for a limit or for earlier turns; then it has only its place in the
-        lane."""
+    async def _try_run(self, live: LiveTurn, agent: Agent, place: LanePlace, read: AtAcceptance | None) -> bool:
+        """Run the turn. False if it has to wait for a limit or for earlier turns; it then holds nothing but its place
+        in the lane."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         # A prompt that another proxy composed keeps the parent that it was composed for.
         composed_there = live.compose is None and "behind" in (live.turn.call or {})
         at_head = live.turn.placed.at_head and not composed_there
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             async with TimeLimit(deadline, self._executor.too_long):
                 try:
                     if self._ends.waiting:
                         await self._ends.store_all()
                     live.now_doing("lease")
-                    unused = None if known is None or known.state is None or known.state.others else known.unused
+                    unused = None if read is None or read.state is None or read.state.others else read.unused
                     lease = self._ownership.hold(agent, live.turn, at_acceptance=unused)
-                    live.lease = await held.enter_async_context(lease)
+                    live.lease = await stack.enter_async_context(lease)
                     if not place.granted.done():  # earlier turns were taken over from another proxy
                         return False
                     live.now_doing("slot", {"slots": self._slots.limit})
                     waited = self._slots.running >= self._slots.limit
-                    await held.enter_async_context(self._slots.slot())
+                    await stack.enter_async_context(self._slots.slot())
                     state = None
-                    if known is not None and not waited and self._ownership.not_used_since(known.unused):
-                        state = known.state
+                    if read is not None and not waited and self._ownership.not_used_since(read.unused):
+                        state = read.state
                     if state is None:  # other proxies may have moved the head until a moment ago
                         state = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
@@ -807,8 +809,8 @@ class Engine:
             wait_with_it: list[LiveTurn] = []
 
             def waiting_too() -> list[str]:
-                """The ids of the lane's turns that will wait for the same limit, noted in `wait_with_it`. A turn whose
-                prompt is composed when it runs still needs its client: it is not among them."""
+                """The ids of the lane's turns that will wait for the same limit; the turns are added to `wait_with_it`.
+                Not one whose prompt is composed when it runs: it still needs its client."""
                 for other in self._live.values():
                     of_lane = other.turn.agent_key == agent.key and other is not live and not other.done
                     has_prompt = other.compose is None or other.composed is not None

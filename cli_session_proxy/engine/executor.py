@@ -77,7 +77,7 @@ from .approvals import Approvals, Asking
 from .attempt import Attempt, RetryState
 from .budgets import BudgetsOf
 from .checks import Checks
-from .live import LiveTurn, Observer, answer_events, cancelled
+from .live import ComposedTurn, LiveTurn, Observer, answer_events, cancelled
 from .ownership import Instances, Ownership
 from .passing import Passing
 from .plan import PlanWatch
@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 # See `Placement.place_composed`.
-PlaceComposed = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[tuple[Turn, tuple[tuple[str, str], ...]]]]
+PlaceComposed = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[ComposedTurn]]
 
 
 class Own(Protocol):
@@ -431,8 +431,8 @@ class Executor:
         if live.recomposed is None and composed == live.composed:  # as stored at acceptance
             attempt.parent = before
             return state
-        if live.recomposed is None or live.recomposed[0] != composed:
-            live.recomposed = (composed, *await self._place_composed(attempt.agent, live.turn, composed, before))
+        if live.recomposed is None or live.recomposed.composed != composed:
+            live.recomposed = await self._place_composed(attempt.agent, live.turn, composed, before)
         # Else an earlier attempt has placed this prompt, and stored the exchanges before it.
         _, placed, attempt.takes = live.recomposed
         live.turn = replace(live.turn, **{name: getattr(placed, name) for name in COMPOSED_FIELDS})

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .. import errors, logs
 from ..domain.approvals import PendingApproval
@@ -54,15 +54,15 @@ log = logs.get(__name__)
 
 # The W3C trace context of the HTTP request that is being answered: its headers `traceparent` and `tracestate`.
 TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", default=None)
-# What became of the answer. `arrived`: a client has it (final). `passed on`: so far only another proxy has it; that
-# proxy stores whether its client gets the answer. `left`: all clients left without it, perhaps before it was complete.
+# What became of the answer. `arrived`: a client has it. `passed on`: so far only another proxy has it, which stores
+# whether its own client gets it. `left`: all clients left without it, perhaps before it was complete.
 Handover = Literal["arrived", "passed on", "left"]
 # What a turn does or waits for, in this order: an earlier turn; another proxy's lease; a slot; its session; the model's
 # first word; the rest of the answer; a tool of the CLI; an approval; the next retry; the commit; the end of a limit.
 Doing = Literal[
     "lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "approval", "retry", "storing", "limit"
 ]
-# After each step: what the turn does next.
+# What the turn does after each step.
 _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
     "committed": "storing",
@@ -72,16 +72,16 @@ _AFTER: Mapping[str, Doing] = {
 AT_ONCE = 1000
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000
+# Characters before that tail that are also searched for secrets: half a secret would not be recognised.
+BEFORE_TAIL = 2000
 # The longest Retry-After that the SDKs of OpenAI and Anthropic wait for, in seconds. A client that does not stream
 # waits no longer for a limit.
 PATIENCE = 60.0
-# Characters before that tail that are also searched for secrets: half a secret would not be recognised.
-BEFORE_TAIL = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Facts of a turn's request for observers. They are not stored, so a turn that was settled for another proxy has
+    """Facts of a turn's request for observers. They are not stored: a turn that this proxy ended for a dead one has
     none. `accepted_at`: seconds since 1970; the turn's timings count from it."""
 
     owner: str
@@ -99,7 +99,7 @@ class Observer:
         ids of all."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
-        """A turn was committed with these links, or it failed or was cancelled. Stored `at` (UTC)."""
+        """A turn was committed with these links, or it failed or was cancelled. It was stored `at` (UTC)."""
 
     def spawned(self, seconds: float) -> None:
         """A process gave its first output this long after its start."""
@@ -107,20 +107,16 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A snapshot of a turn that waits or runs here, for watchers: what it is `doing` since when, with data on that.
-
-    `text` is the end of the answer so far, with secrets, after `skipped` characters. `asking`: tools that wait for
-    approval. `used`: tokens of this attempt so far.
-    """
+    """A snapshot of a turn that waits or runs here, for watchers."""
 
     turn: Turn
     doing: Doing
-    since: float
-    detail: JSON
-    text: str
-    skipped: int
-    used: Usage
-    asking: tuple[PendingApproval, ...] = ()
+    since: float  # when it began to do that
+    detail: JSON  # data on that
+    text: str  # the end of the answer so far; its secrets are not hidden yet
+    skipped: int  # how many characters of the answer come before `text`
+    used: Usage  # by this attempt so far
+    asking: tuple[PendingApproval, ...] = ()  # tools that wait for approval
 
 
 @dataclass(slots=True)
@@ -142,11 +138,20 @@ class _Tail:
         self.text = (self.text + new)[-TAIL - BEFORE_TAIL :]
 
 
+class ComposedTurn(NamedTuple):
+    """A turn with the prompt that was composed when it ran (see `Compose`), and placed in the chain."""
+
+    composed: TurnRequest
+    turn: Turn  # with this prompt, and its parent
+    items: tuple[tuple[str, str], ...]  # the client's items in the prompt: each id, and the turn that has it
+
+
 class LiveTurn:
     """One turn's events, from the first one on, for any number of clients that come and go.
 
-    The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
-    Every client gets all events that any client got, so that a broken stream can be resumed.
+    The events are kept until the turn has ended, because a retry may attach at any time. Every client gets all events
+    that any client got, so that a broken stream can be resumed.
+
     `on_empty` is called `grace` seconds after the last client left an unfinished turn; `on_return`, if a client comes
     back before that; `on_delivery`, with what became of the answer (see `Handover`).
     """
@@ -177,17 +182,15 @@ class LiveTurn:
         self.requested: Requested | None = None
         self.lease: Lease | None = None  # while it runs
         self.compose: Compose | None = None  # makes its prompt when it runs
-        self.composed: TurnRequest | None = None  # its prompt if the path has not changed since acceptance
-        self.recomposed: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = (
-            None  # see `Placement.place_composed`
-        )
+        self.composed: TurnRequest | None = None  # its prompt as composed at acceptance: the path may change since
+        self.recomposed: ComposedTurn | None = None  # as composed when it ran
         self.task: asyncio.Task[None] | None = None
         self.wait: LimitWait | None = None  # the limit that it waits for, as stored
         self.last_wait: LimitWait | None = None  # the same, also after the wait
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
         self.begun = False  # its task runs: one cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
-        self._given = 0  # how many of the events a client has received
+        self._received = 0  # how many of the events any client has received
         self._error: ProxyError | None = None
         self.done = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -217,11 +220,11 @@ class LiveTurn:
                 start = at if event.index in blocks else start
                 if event.index <= first:
                     break
-        given, rest = self._events[start : self._given], self._events[max(start, self._given) :]
-        received, ended = _assembled(event for event in given if getattr(event, "index", None) in blocks)
+        seen, unseen = self._events[start : self._received], self._events[max(start, self._received) :]
+        received, ended = _assembled(event for event in seen if getattr(event, "index", None) in blocks)
         ends = [BlockStop(index) for index in received if index not in ended]
-        remaining = (event for event in rest if getattr(event, "index", None) not in blocks)
-        self._events[start:] = [*given, *ends, *remaining]
+        remaining = (event for event in unseen if getattr(event, "index", None) not in blocks)
+        self._events[start:] = [*seen, *ends, *remaining]
         if self._tail.read > start:
             self._tail = _Tail()
         self._wake()
@@ -230,7 +233,7 @@ class LiveTurn:
         ]
 
     def wait_for(self, wait: LimitWait, *, here: bool = True) -> None:
-        """The turn waits for a limit; its clients are told. If it waits in this proxy (`here`), they may leave."""
+        """The turn waits for a limit, and its clients are told. `here`: in this proxy. Then the clients may leave."""
         self.wait = self.last_wait = wait
         self.runs_unattended = self.runs_unattended or here
         if here:
@@ -289,19 +292,16 @@ class LiveTurn:
         """Publish the rest of this answer, if what was published so far is its beginning. Else return False."""
         blocks, ended = _assembled(self._events)
         *whole, (last, begun) = blocks.items()
-        goes_on = len(blocks) <= len(output) and all(
-            block == final for (_, block), final in zip(whole, output, strict=False)
-        )
-        rest: Block | None = None
-        if goes_on and begun != output[len(whole)]:
-            final = output[len(whole)]
-            both_texts = begun.get("type") == final.get("type") == "text"
-            goes_on = both_texts and last not in ended and str(final["text"]).startswith(str(begun["text"]))
-            rest = {"type": "text_delta", "text": str(final["text"])[len(str(begun["text"])) :]} if goes_on else None
-        if not goes_on:
+        if len(blocks) > len(output) or [block for _, block in whole] != list(output[: len(whole)]):
             return False
-        if rest is not None:
-            self.publish(BlockDelta(last, rest))
+        final = output[len(whole)]
+        if begun != final:
+            if not begun.get("type") == final.get("type") == "text" or last in ended:
+                return False
+            sent, text = str(begun["text"]), str(final["text"])
+            if not text.startswith(sent):
+                return False
+            self.publish(BlockDelta(last, {"type": "text_delta", "text": text[len(sent) :]}))
         if last not in ended:
             self.publish(BlockStop(last))
         for event in answer_events(output[len(blocks) :], last + 1):
@@ -376,7 +376,7 @@ class LiveTurn:
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
         if acknowledged and not self._arrived:
-            # Only if nobody else has it: an answer that reached one client has arrived.
+            # If another client has the answer, it has arrived, whatever becomes of this one.
             passed_on = ORIGIN.get() == "forwarded" and not self._acknowledged
             self._acknowledged, self._arrived = True, not passed_on
             self._on_delivery("passed on" if passed_on else "arrived")
@@ -387,12 +387,13 @@ class LiveTurn:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
     async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
+        """All events from the first one on, in batches. `wait` waits for the next ones."""
         at = 0
         while True:
             while at < len(self._events):
                 batch = self._events[at : at + AT_ONCE]
                 at += len(batch)
-                self._given = max(self._given, at)
+                self._received = max(self._received, at)
                 yield batch
                 if len(batch) == AT_ONCE:
                     await asyncio.sleep(0)
@@ -413,10 +414,10 @@ def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
 
 
 class Answer:
-    """One client's view of a running or replayed turn. `replayed`: another request started it. `timeout`: how long the
-    client waits in all, in seconds.
+    """One client's view of a running or replayed turn. `replayed`: another request started it. `timeout`: how many
+    seconds the client waits in all.
 
-    Its holder calls `acknowledge` once the answer is delivered, and always `leave`, in a `finally`.
+    Its user calls `acknowledge` once the answer is delivered, and always `leave`, in a `finally`.
     """
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
@@ -583,14 +584,14 @@ def _assembled(events: Iterable[TurnEvent]) -> tuple[dict[int, Block], set[int]]
     return blocks, ended
 
 
-def leave(accepting: asyncio.Task[Answer]) -> None:
-    """Leave an answer whose caller was cancelled during acceptance."""
+def leave_accepted(accepting: asyncio.Task[Answer]) -> None:
+    """Leave the answer of a request whose caller was cancelled while it was accepted."""
     if not accepting.cancelled() and accepting.exception() is None:
         accepting.result().leave()
 
 
-async def kept(answer: Answer) -> None:
-    """Wait for the answer on behalf of a client that left."""
+async def finish_without_client(answer: Answer) -> None:
+    """Wait for the answer in place of a client that left."""
     try:
         await answer.turn()
         answer.acknowledge()

@@ -37,6 +37,7 @@ from ..domain.models import (
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Store, WholeTurn
+from .live import ComposedTurn
 
 # Seconds after a turn's end in which an equal request counts as its retry. Later it is a new turn. The SDKs retry after
 # at most 60 s (the longest Retry-After that they follow).
@@ -89,23 +90,24 @@ class Placement:
         *,
         admit: Callable[[], None],
         passed_over: Turn | None = None,
-        send_on: Callable[[Agent], Awaitable[None]] | None = None,
+        redirect: Callable[[Agent], Awaitable[None]] | None = None,
     ) -> Turn | tuple[Agent, Turn]:
-        """The existing turn that this request repeats, or a new turn to accept and its agent. The history of a new turn
+        """The existing turn that this request repeats, or the agent and a new turn to accept. The history of a new turn
         is stored first.
 
         A repeat is recognised by its idempotency key, as a retry, or as a claim of an undelivered answer. `passed_over`
-        is a turn that the conversation continued without: the request is no repeat of it. `send_on` is called once the
-        agent is known, because another proxy may have to run the turn. `admit` is called before anything is stored.
-        Both may raise.
+        is a turn that the conversation continued without: the request is no repeat of it.
+
+        `redirect` is called once the agent is known; it raises if another proxy should run the turn. `admit` is called
+        before anything is stored; it raises if there is no room for the turn.
         """
         if not request.kept:
-            for given, why in (
+            for contradicts, why in (
                 (request.agent_id, "a named agent is kept: leave out its name"),
                 (request.continues, "it cannot continue an id: send the whole conversation"),
                 ((request.call or {}).get("background"), "the answer of a background turn is kept"),
             ):
-                if given:
+                if contradicts:
                     raise InvalidRequest(f"X-Chain: none keeps nothing: {why}", param="X-Chain")
         latest, known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier: Turn | None = None
@@ -113,16 +115,16 @@ class Placement:
             earlier = await self._earlier(request, latest, self._clock())
         if earlier is not None and (passed_over is None or earlier.id != passed_over.id):
             return earlier
-        if send_on is not None and known is not None:
-            await send_on(known)
+        if redirect is not None and known is not None:
+            await redirect(known)
         admit()
-        fitting = RequestFitting(self._aside)
+        fitting = MediaFitting(self._aside)
         for block in request.messages[-1].content if request.messages else ():
             if block.get("type") == "document":
                 await fitting.check(block)
         agent, turn, imported = await self.place(request, known)
-        if send_on is not None and known is None:
-            await send_on(agent)
+        if redirect is not None and known is None:
+            await redirect(agent)
         if imported:
             turn = replace(await self._store_history(agent, turn, imported, fitting), created_at=self._clock())
         return agent, turn
@@ -250,12 +252,9 @@ class Placement:
 
     async def place_composed(
         self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
-    ) -> tuple[Turn, tuple[tuple[str, str], ...]]:
-        """Place a turn whose prompt was composed when it runs (see `Compose`). Returns the turn with its prompt and its
-        parent; and for each of the client's items in the prompt, its id and the id of the turn that has it.
-
-        `before` is the last turn of the path. Exchanges in the composed messages are stored as turns before this one.
-        """
+    ) -> ComposedTurn:
+        """Place a turn whose prompt was composed when it ran. Exchanges in the composed messages are stored as turns
+        before this one. `before` is the last turn of the path."""
         parent, placed = lineage.decide(
             composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
         )
@@ -273,22 +272,22 @@ class Placement:
         if any(items):
             call = {**call, "items": {"input": items}}
         if imported:
-            itemised = _itemised(imported, composed.items)
+            itemised = _by_exchange(imported, composed.items)
             for exchange in itemised:
                 turn_of_item |= {item: exchange.turn_id for item in exchange.items if item in turn_of_item}
-            fitting = RequestFitting(self._aside)
+            fitting = MediaFitting(self._aside)
             composed_turn = await self._store_history(agent, composed_turn, imported, fitting, itemised)
         if before is not None and composed_turn.parent_id != before.id:
             call = {**call, "behind": before.id}
-        return replace(composed_turn, call=call), tuple(turn_of_item.items())
+        return ComposedTurn(composed, replace(composed_turn, call=call), tuple(turn_of_item.items()))
 
     async def _store_history(
         self,
         agent: Agent,
         turn: Turn,
         imported: Sequence[Message],
-        fitting: RequestFitting,
-        itemised: Sequence[_Itemised] = (),
+        fitting: MediaFitting,
+        itemised: Sequence[_ExchangeItems] = (),
     ) -> Turn:
         """Store the exchanges of the history that the chain does not have, as turns. Returns `turn` as the child of the
         last one. `itemised`: one per exchange, if the messages have items.
@@ -342,11 +341,11 @@ class Placement:
 
 
 @dataclass
-class RequestFitting:
-    """Fits images and documents of a client's history to the model's limits: one that is too large would fail every
-    later request. One per request, so that equal data is checked once.
+class MediaFitting:
+    """Makes images and documents of a client's history smaller if the model would refuse them: one that is too large
+    would fail every later request. One per request, so that equal data is checked once.
 
-    The chain keeps the originals, by which it recognises the history; only the copy for the model is smaller.
+    Only the copy for the model is smaller. The chain keeps the originals, by which it recognises the history.
     """
 
     aside: Aside
@@ -403,7 +402,7 @@ def _imported(
     own: Turn,
     ancestor: Turn | None,
     now: float,
-    itemised: Sequence[_Itemised],
+    itemised: Sequence[_ExchangeItems],
 ) -> Iterator[WholeTurn]:
     """Exchanges of a client's history, with their records, as turns between `ancestor` and the request's `own` turn.
     Each is the child of the one before it."""
@@ -435,26 +434,23 @@ def _imported(
         parent = turn.id
 
 
-class _Itemised(NamedTuple):
-    """An exchange of a composed prompt that becomes a turn, and the ids of its items (`TurnRequest.items`).
-
-    `sizes`: how many blocks each input message has. `call`: for `Turn.call`.
-    """
+class _ExchangeItems(NamedTuple):
+    """The items (`TurnRequest.items`) of an exchange in a composed prompt. The exchange becomes a turn."""
 
     turn_id: str
-    sizes: tuple[int, ...]
-    items: tuple[str, ...]
-    call: JSON
+    sizes: tuple[int, ...]  # how many blocks each input message has
+    items: tuple[str, ...]  # ids
+    call: JSON  # for `Turn.call`
 
     def split(self, merged: Sequence[Message]) -> tuple[Message, ...]:
-        """Split the merged input into its original messages."""
+        """The merged input, split into its original messages."""
         blocks = itertools.chain.from_iterable(message.content for message in merged)
         return tuple(Message("user", tuple(itertools.islice(blocks, size))) for size in self.sizes)
 
 
-def _itemised(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Itemised]:
-    """The exchanges with their items. `messages` end with an answer; `items` has one entry for each message."""
-    exchanges: list[_Itemised] = []
+def _by_exchange(messages: Sequence[Message], items: Sequence[str | None]) -> list[_ExchangeItems]:
+    """The items of each exchange. `messages` end with an answer; `items` has one entry for each message."""
+    exchanges: list[_ExchangeItems] = []
     sizes: tuple[int, ...] = ()
     input_items: list[str | None] = []
     start = 0
@@ -471,7 +467,7 @@ def _itemised(messages: Sequence[Message], items: Sequence[str | None]) -> list[
             ]
             ids = tuple(item for item in (*input_items, *output_items) if item is not None)
             call: JSON = {"items": {"input": input_items, "output": output_items}}
-            exchanges.append(_Itemised(new_id("turn"), sizes, ids, call))
+            exchanges.append(_ExchangeItems(new_id("turn"), sizes, ids, call))
             sizes, input_items = (), []
         start = end
     return exchanges

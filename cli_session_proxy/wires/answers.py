@@ -336,7 +336,7 @@ def kept_reply(
     `render` and `writer` also take the accepted turn.
     """
     if call.background:
-        engine.keep(answer.for_another_client() if call.stream else answer)
+        engine.finish_without_client(answer.for_another_client() if call.stream else answer)
         if not call.stream:
             headers = identity_headers(answer) | ignored_header(call.ignored)
             return JSONAnswer(render(answer.accepted), headers=headers)
