@@ -107,13 +107,14 @@ class Sandboxes:
         return path
 
     def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
-        """The sandbox and the TMPDIR, if both exist and there are no links to check; else None: call `prepare`."""
+        """The sandbox and the TMPDIR, if both exist and are open, and there are no links to check; else None: call
+        `prepare`."""
         paths = None if self._links else self._prepared.get(agent_dir)
         try:
-            exist = paths is not None and all(stat.S_ISDIR(os.lstat(path).st_mode) for path in paths)
+            modes = [os.lstat(path).st_mode for path in paths or ()]
         except OSError:
             return None
-        return paths if exist else None
+        return paths if modes and all(map(_is_open, modes)) else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()
@@ -271,6 +272,21 @@ def _open_folder(name: Path | str, parent_fd: int | None = None) -> Iterator[int
         os.close(fd)
 
 
+def restore_access(folder: Path) -> None:
+    """Give this user all rights to a folder again that an agent's programs may have taken away. Does nothing if there
+    is no folder, and follows no link. Raises `SandboxError`."""
+    with _explained(f"cannot open {folder}"), contextlib.suppress(FileNotFoundError):
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and not _is_open(status.st_mode) and status.st_uid == os.getuid():
+            with _open_folder(folder):  # sets its mode
+                pass
+
+
+def _is_open(mode: int) -> bool:
+    """Whether it is a folder that its user may list, enter and write."""
+    return stat.S_ISDIR(mode) and mode & stat.S_IRWXU == stat.S_IRWXU
+
+
 def make_private(path: Path) -> None:
     """Create a directory of this user, and all missing ones above it, with mode 0700.
 
@@ -307,6 +323,7 @@ def _make(path: Path) -> None:
                 raise SandboxError(
                     f"{path} is a symbolic link or a file where a directory belongs: left alone, move it away"
                 ) from None
+            restore_access(path)
 
 
 class NotAFolder(SandboxError):

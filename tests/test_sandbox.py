@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import resource
 import stat
+import struct
+import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -440,3 +443,46 @@ def test_of_very_many_folders_nobody_says_that_they_hold_no_files(
     assert not boxes.has_files("a")
     (box / "9").mkdir()
     assert boxes.has_files("a")
+
+
+CAPGET, CAPSET = {"x86_64": (125, 126)}.get(os.uname().machine, (90, 91))
+OVERRIDES = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+
+@contextlib.contextmanager
+def bound_by_modes() -> Iterator[None]:
+    """This thread is refused what a folder's mode refuses, also if it is root's."""
+    if sys.platform != "linux" or os.geteuid():
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, held = struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    assert libc.syscall(CAPGET, header, held) == 0
+    effective, *others = struct.unpack("6I", held.raw)
+    try:
+        assert libc.syscall(CAPSET, header, struct.pack("6I", effective & ~OVERRIDES, *others)) == 0
+        yield
+    finally:
+        assert libc.syscall(CAPSET, header, held) == 0
+
+
+@pytest.mark.parametrize("mode", [0, 0o300, 0o500])
+def test_a_folder_that_an_agent_closed_is_used_and_removed(tmp_path: Path, mode: int) -> None:
+    """An agent that took its user's rights to its own folders could never be deleted, nor continued."""
+    boxes, session_id = sandboxes(tmp_path / "var"), "5e551011-0000-4000-8000-000000000001"
+    boxes.prepare("a")
+    project = tmp_path / "project"
+    project.mkdir()
+    transcript = project / f"{session_id}.jsonl"
+    transcript.write_text("{}")
+    for folder in (boxes.path("a"), boxes.tmpdir("a"), project):
+        folder.chmod(mode)
+    with bound_by_modes():
+        assert not os.access(boxes.path("a"), os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+        assert boxes.prepared("a") is None
+        (boxes.prepare("a") / "x").write_text("x")
+        assert boxes.prepared("a") is not None
+        files.remove(transcript)
+        assert not [*project.iterdir()]
+        boxes.remove("a")
+    assert not boxes.has("a")

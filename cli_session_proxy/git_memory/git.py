@@ -23,7 +23,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._git_variables: dict[str, str] = {}  # environment variables that name its directories
-        self._configuration_files: set[str] = set()  # those that its configuration includes
+        self._included: list[tuple[Path, int, int]] = []  # files that its configuration includes, as `_check` returns
         self._git_dirs: tuple[tuple[Path, int, int], ...] = ()  # as `_check` returns them
 
     @staticmethod
@@ -116,18 +116,19 @@ class Repository:
             repository._git_variables = {"GIT_DIR": str(git_dir)}
             if top is not None:  # with a common directory git does not take it for a bare repository
                 repository._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
-            # Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says.
-            words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
-            fields = (await repository.run(*words, whole=True)).split("\0")
-            for scope, origin, name in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
-                if scope in ("local", "worktree"):
-                    if name.lower().startswith("hook."):
-                        raise ConfigError(
-                            f"the configuration of the git repository {path} names a hook ({name}): git memory runs "
-                            "none. Remove it there, or set it in your own configuration of git"
-                        )
-                    repository._configuration_files.add(origin.removeprefix("file:"))
+            configuration = await repository._own_configuration()
+            for name, _ in configuration:
+                if name.lower().startswith("hook."):  # git 2.54 runs them whatever `core.hooksPath` says
+                    raise ConfigError(
+                        f"the configuration of the git repository {path} names a hook ({name}): git memory runs "
+                        "none. Remove it there, or set it in your own configuration of git"
+                    )
             repository._git_dirs = git_dirs
+            files = {file for _, file in configuration}
+            repository._included = await asyncio.to_thread(_outside, files, git_dirs)
+            # One may have been replaced before it was looked at: only these very files can be read now.
+            if repository._included and await repository._own_configuration() != configuration:
+                raise ConfigError(f"the configuration of the git repository {path} was changed meanwhile: try again")
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
         except GitFailed as exc:
@@ -138,6 +139,13 @@ class Repository:
                 )
             raise ConfigError(f"the git repository {path} cannot be read: {why}") from exc
         return repository
+
+    async def _own_configuration(self) -> list[tuple[str, str]]:
+        """The names in the repository's own configuration, each with its file."""
+        words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
+        fields = (await self.run(*words, whole=True)).split("\0")
+        entries = zip(fields[::3], fields[1::3], fields[2::3], strict=False)
+        return [(name, file.removeprefix("file:")) for scope, file, name in entries if scope in ("local", "worktree")]
 
     def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> tuple[tuple[Path, int, int], ...]:
         """The git directory and the common directory, each with device and inode.
@@ -269,7 +277,8 @@ class Repository:
             if rights and self._git_dirs:
                 program, libraries = await asyncio.to_thread(_program, env["PATH"])
                 allowed = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._git_dirs)]
-                allowed += [f"r:0:0:{path}" for path in (*_SYSTEM, *self._configuration_files)]
+                allowed += [f"r:{device}:{inode}:{path}" for path, device, inode in self._included]
+                allowed += [f"r:0:0:{path}" for path in _SYSTEM]
                 allowed += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
                 argv = (*bounded, *allowed, "--", program)
                 env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -325,6 +334,15 @@ def _program(path: str) -> tuple[str, tuple[str, ...]]:
     program = os.path.realpath(inner if inner.is_file() else git_path)
     libraries = re.findall(r"(/\S+) \(0x", output(program, LD_TRACE_LOADED_OBJECTS="1"))  # as `ldd` does
     return program, (*libraries, *map(str, Path("/lib").glob("ld-*")))
+
+
+def _outside(files: Iterable[str], git_dirs: Iterable[tuple[Path, int, int]]) -> list[tuple[Path, int, int]]:
+    """Those of these files that are in none of the git directories, each with device and inode."""
+    within = [folder.resolve() for folder, _, _ in git_dirs]
+    real = sorted(
+        real for real in {Path(os.path.realpath(file)) for file in files} if not any(map(real.is_relative_to, within))
+    )
+    return [(path, state.st_dev, state.st_ino) for path in real for state in (path.stat(),)]
 
 
 def _has_link(path: Path) -> bool:

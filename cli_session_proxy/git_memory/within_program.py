@@ -50,14 +50,20 @@ def main() -> None:
                 continue
             state = os.fstat(at)
             if int(inode) and (state.st_dev, state.st_ino) != (int(device), int(inode)):
-                sys.exit(f"fatal: {path} was replaced meanwhile")
+                _refuse(f"{path} was replaced meanwhile")
             rights = sum(of_files[one] | (of_folders[one] if stat.S_ISDIR(state.st_mode) else 0) for one in letters)
             refused |= libc.syscall(ADD_RULE, rules, BELOW_PATH, struct.pack("=Qi", rights, at), 0) != 0
         refused |= libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
         refused |= libc.syscall(RESTRICT_SELF, rules, 0) != 0
         if refused:
-            sys.exit("fatal: the kernel refused to keep git within its repository")
+            _refuse("the kernel refused to keep git within its repository")
     os.execv(sys.argv[end + 1], sys.argv[end + 1 :])  # noqa: S606 - that is what it is for
+
+
+def _refuse(why: str) -> None:
+    """End as git does. Its exit code 1 would say that there is no such object."""
+    print(f"fatal: {why}", file=sys.stderr)
+    sys.exit(128)
 
 
 if __name__ == "__main__":

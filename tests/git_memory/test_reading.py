@@ -472,6 +472,31 @@ async def test_what_is_put_there_while_git_works_leads_it_to_no_other_repository
     assert (other("log", "--all", "--format=%H"), other("reflog")) == before
 
 
+async def test_what_the_configuration_includes_leads_git_to_no_other_repository(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git may read the files that it includes. One is replaced by a link before git reads it again."""
+    other = Repo(tmp_path / "other")
+    foreign = other.commit(attempt(7))
+    repo.commit(attempt(1))
+    place, included = repo.path / ".git", repo.path / "included"
+    included.write_text("[user]\n\tname = Ada\n")
+    repo("config", "includeIf.onbranch:main.path", str(included))  # no longer after the replacement of HEAD
+    assert await numbers(repo) == [1]
+    opened = git.Repository.head
+
+    async def replaced(one: git.Repository) -> str | None:
+        included.unlink()
+        included.symlink_to(other.path / ".git")
+        (place / "objects" / "info" / "alternates").write_text(f"{other.path}/.git/objects\n")
+        (place / "HEAD").write_text(f"{foreign}\n")
+        return await opened(one)
+
+    monkeypatch.setattr(git.Repository, "head", replaced)
+    with pytest.raises(ConfigError, match="replaced meanwhile"):
+        await numbers(repo)
+
+
 @pytest.mark.parametrize("note", [None, "HEAD"], ids=["a commit", "a note"])
 async def test_a_hook_that_is_put_there_while_git_works_is_not_run(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None

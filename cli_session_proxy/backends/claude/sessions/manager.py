@@ -28,7 +28,7 @@ from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
-from ....sandbox import Sandboxes, make_private
+from ....sandbox import Sandboxes, make_private, restore_access
 from ....settings import Profile, Settings
 from ....stores.base import Facts, KeptTurn, Store
 from ....tasks import in_own_thread
@@ -195,6 +195,7 @@ class Sessions:
         try:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
+                await asyncio.to_thread(restore_access, project)
                 await asyncio.to_thread(self._logins.exchange, private, lend=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc

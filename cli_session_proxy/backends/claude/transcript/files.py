@@ -26,7 +26,7 @@ from .... import logs
 from ....domain.limits import is_session_id
 from ....domain.models import Record
 from ....errors import SandboxError
-from ....sandbox import NotAFolder, folder_below, remove_any
+from ....sandbox import NotAFolder, folder_below, remove_any, restore_access
 
 log = logs.get(__name__)
 
@@ -164,7 +164,8 @@ def remove(path: Path) -> None:
 
     Raises `SandboxError`.
     """
-    remove_any(checked(path))
+    restore_access(checked(path).parent)
+    remove_any(path)
     remove_any(beside(path))
     ours = f"{path.stem}{ASIDE}", temporary(path.stem)
     with contextlib.suppress(FileNotFoundError), os.scandir(path.parent) as entries:
