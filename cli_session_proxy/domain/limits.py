@@ -27,6 +27,12 @@ CLI_DEPTH = 400
 VALUES = 200_000
 # The same for a line of a transcript or of an export, and for a frame: more than twice as many as a body has.
 LINE_VALUES = 500_000
+# The same for a turn in an export: its input, what is kept of its body beside that, its answer and its tools' calls.
+# 1.3 million of them, in objects of one number, take 157 MB.
+TURN_VALUES = 2_000_000
+# The input of one turn: of a body, or of a conversation's items together. Values, and bytes without images. A record of
+# the CLI has all of it in one line.
+INPUT_VALUES, INPUT_BYTES = 2 * VALUES, 128 * 1024 * 1024
 # Messages in one body (items, contents, steps). 10,000 turns of a history; the context holds fewer.
 MESSAGES = 20_000
 # Tools in one request; OpenAI takes 128. An MCP tool costs the model about 200 tokens.
@@ -124,19 +130,19 @@ def most_values(raw: bytes) -> int:
     return 1 + sum(map(raw.count, _BEFORE_VALUES))
 
 
-def values_in(raw: bytes) -> int:
-    """A closer upper bound: it counts outside of texts only. A lower one if that is above `LINE_VALUES`."""
+def values_in(raw: bytes, most: int = LINE_VALUES) -> int:
+    """A closer upper bound: it counts outside of texts only. A lower one if that is above `most`."""
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = bare.count(b'"') // 2
-    if texts > 2 * LINE_VALUES:  # each is a value, or the key of one
+    if texts > 2 * most:  # each is a value, or the key of one
         return texts // 2
     return most_values(b"".join(bare.split(b'"')[::2]))
 
 
-def is_dense(raw: bytes) -> bool:
-    """Whether this text has more than `LINE_VALUES` JSON values. In memory each takes 60 to 230 bytes: 60 MB of `{},`
-    took 1.7 GB. So others' lines are checked before they are parsed."""
-    return len(raw) > LINE_VALUES and most_values(raw) > LINE_VALUES and values_in(raw) > LINE_VALUES
+def is_dense(raw: bytes, most: int = LINE_VALUES) -> bool:
+    """Whether this text has more than `most` JSON values. In memory each takes 60 to 230 bytes: 60 MB of `{},` took
+    1.7 GB. So others' lines are checked before they are parsed."""
+    return len(raw) > most and most_values(raw) > most and values_in(raw, most) > most
 
 
 def characters(value: Any) -> int:
@@ -148,13 +154,13 @@ def characters(value: Any) -> int:
     return total
 
 
-def size_of(parts: Iterable[Any], most: int) -> int | None:
-    """The size of these JSON values: the characters of their texts and of the names in their objects, and one for
+def size_of(parts: Iterable[Any], most: int, a_value: int = 1) -> int | None:
+    """The size of these JSON values: the characters of their texts and of the names in their objects, and `a_value` for
     each value and name. None if it is more than `most`."""
     left, values = most, [*parts]
     while values and left >= 0:
         value = values.pop()
-        left -= 1
+        left -= a_value
         if isinstance(value, str):
             left -= len(value)
         elif isinstance(value, dict):

@@ -23,6 +23,9 @@ MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 # Most characters of one answer (a model's longest has 4 million), and of a turn's tool entries: entries beyond it are
 # kept without their content. To store 200 MB took 4 s of the event loop, and each later read took 2 s.
 MOST_ANSWER, MOST_TOOL_TEXT = 16 * 1024 * 1024, 48 * 1024 * 1024
+# Characters that each JSON value counts: an import takes all values that such an answer and such entries can have
+# (`limits.TURN_VALUES`). A model's longest answer has fewer tokens than 65,000 numbers.
+A_VALUE = 256
 _ENTRY_FIELDS = ("type", "id", "tool_use_id", "name", "parent_tool_use_id")
 
 
@@ -69,8 +72,8 @@ class Attempt:
     partial: set[int] = field(default_factory=set)  # indexes in `output` of blocks that the provider broke off
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
-    output_size: int = 0  # characters of `output`
-    tools_size: int = 0  # characters of `tools`
+    output_size: int = 0  # characters and values of `output`
+    tools_size: int = 0  # characters and values of `tools`
     used: Used | None = None  # so far, not counted in budgets yet
     answered_by: str | None = None  # the model, as the backend names it
     begun: bool = False  # `Store.begin` was called: the store may have this attempt, and its frame may be sent
@@ -121,19 +124,21 @@ class Attempt:
 
     def add_output(self, blocks: Sequence[Block]) -> None:
         """Add these blocks to the answer. Raises `UpstreamError` if it becomes longer than any."""
-        size = size_of(blocks, MOST_ANSWER - self.output_size)
+        size = size_of(blocks, MOST_ANSWER - self.output_size, A_VALUE)
         if size is None:
-            raise UpstreamError(f"the answer has more than {MOST_ANSWER:,} characters: send it again")
+            raise UpstreamError(
+                f"the answer has more than {MOST_ANSWER:,} characters (each JSON value counts {A_VALUE}): send it again"
+            )
         self.output_size += size
         self.output.extend(blocks)
 
     def add_tool_entry(self, entry: JSON) -> None:
         """Keep a tool's call or result. Raises as `check` does."""
         self.check()
-        size = size_of([entry], MOST_TOOL_TEXT - self.tools_size)
+        size = size_of([entry], MOST_TOOL_TEXT - self.tools_size, A_VALUE)
         if size is None:
             entry = {name: entry[name] for name in _ENTRY_FIELDS if name in entry}
-            size = size_of([entry], MOST_TOOL_TEXT) or 0
+            size = size_of([entry], MOST_TOOL_TEXT, A_VALUE) or 0
         self.tools_size += size
         self.tools.append({**entry, "at": self.live.now()})
 

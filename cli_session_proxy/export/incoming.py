@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, Protocol, TypeVar
 from ..domain import legacy
 from ..domain.client_tools import checked
 from ..domain.forms import restore
-from ..domain.limits import CLI_DEPTH, LINE_VALUES, conversation_id, is_deeper, is_dense, no_constant
+from ..domain.limits import CLI_DEPTH, LINE_VALUES, TURN_VALUES, conversation_id, is_deeper, is_dense, no_constant
 from ..domain.models import JSON, Conversation, Item, Link, Record, Session, Turn
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
@@ -166,8 +166,9 @@ def _predecessors(turn: JSON) -> tuple[str | None, str | None]:
 
 def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     """One line. Raises `InvalidRequest`."""
-    if is_dense(raw):
-        raise InvalidRequest(f"{path} line {number} has more than {LINE_VALUES:,} JSON values")
+    most = TURN_VALUES if raw.startswith(b'{"turn":') else LINE_VALUES
+    if is_dense(raw, most):
+        raise InvalidRequest(f"{path} line {number} has more than {most:,} JSON values")
     try:
         line = _loads(raw)
     except RecursionError:

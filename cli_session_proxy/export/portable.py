@@ -48,8 +48,9 @@ Progress = Callable[[int, int], None]
 # Takes a block of bytes.
 Out = Callable[[bytearray], Awaitable[object]]
 
-# The longest line. One is a record or an image, and the API takes requests of 32 MB: ours are shorter.
-MAX_LINE = 256 * 1024 * 1024
+# The longest line: a turn whose input has `limits.INPUT_BYTES`, or three times that with all of it escaped, and its
+# answer.
+MAX_LINE = 512 * 1024 * 1024
 # Lines are written in blocks of at least so many bytes, because each write runs on a thread.
 BLOCK = 256 * 1024
 

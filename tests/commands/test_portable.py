@@ -18,6 +18,7 @@ import pytest
 
 from cli_session_proxy.commands import moving, verifying
 from cli_session_proxy.commands.stored import opened
+from cli_session_proxy.domain import limits
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.export import portable
@@ -103,6 +104,19 @@ def there(tmp_path: Path) -> Settings:
 async def moved(here: Settings, there: Settings, path: Path, name: str | None = None) -> None:
     await moving.export(here, "local", "a", path)
     await moving.import_(there, "local", path, name)
+
+
+async def test_a_turn_of_very_many_values_that_was_acknowledged_comes_in(
+    here: Settings, there: Settings, tmp_path: Path
+) -> None:
+    """It was exported, and then refused as too much for one line."""
+    values = [0] * limits.INPUT_VALUES
+    call = {"type": "tool_use", "id": "t", "name": "n", "input": {"a": values}}
+    large = turn(1, output=(call,), tools=(call, call))
+    await fill(here, large)
+    await moved(here, there, tmp_path / "x.jsonl")
+    ((read,), _, _) = await whole(there)
+    assert (read.output, read.tools) == (large.turn.output, large.turn.tools)
 
 
 async def test_what_goes_out_comes_in_byte_for_byte(here: Settings, there: Settings, tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def test_every_error_is_named_with_its_status() -> None:
 def test_every_limit_is_stated_as_it_is_enforced() -> None:
     mib = 1024 * 1024
     enforced: list[list[float]] = [
-        [limits.DEPTH, limits.VALUES], [limits.LINE_VALUES], [limits.MESSAGES],
+        [limits.DEPTH, limits.VALUES], [limits.LINE_VALUES, limits.TURN_VALUES],
+        [limits.INPUT_VALUES, limits.INPUT_BYTES], [limits.MESSAGES],
         [side_data.MOST_WRITTEN], [1, ui.PAGE_BYTES], [limits.TOOLS],
         [limits.SCHEMA_VALUES], [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
@@ -90,7 +91,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [connection.HEAD, connection.FIELDS, 431, keys.PARAMETERS], [connection.AHEAD], [connection.UNREAD],
         [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
         [entries.MAX_BYTES], [held.UNCOUNTED, held.MOST_OF_AN_OWNER, held.MOST, held.PATIENCE],
-        [attempt.MOST_ANSWER, attempt.MOST_TOOL_TEXT],
+        [attempt.MOST_ANSWER, attempt.A_VALUE, attempt.MOST_TOOL_TEXT],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}

@@ -114,6 +114,7 @@ async def test_of_an_answer_and_of_its_tools_as_much_is_kept_as_a_model_says(
     """A shell in a CLI's place said 200 MB: it was stored on the event loop, which took 4 s, and read at each look."""
     monkeypatch.setattr(attempt, "MOST_ANSWER", 1000)
     monkeypatch.setattr(attempt, "MOST_TOOL_TEXT", 1000)
+    monkeypatch.setattr(attempt, "A_VALUE", 1)
     long = {**RESULT, "content": "x" * 900, "is_error": False}
     async with Watched(tmp_path, [ToolActivity(long)] * 3) as watched:
         turn = await (await watched.engine.submit(request("hello"))).turn()
@@ -126,6 +127,22 @@ async def test_of_an_answer_and_of_its_tools_as_much_is_kept_as_a_model_says(
     async with Watched(tmp_path, [AnswerBlocks(({"type": "text", "text": "x" * 900},), None)] * 2) as watched:
         with pytest.raises(UpstreamError, match="more than 1,000 characters"):
             await (await watched.engine.submit(request("one more"))).turn()
+
+
+async def test_a_value_of_json_counts_for_more_than_its_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of millions of values could be exported, but not imported."""
+    monkeypatch.setattr(attempt, "MOST_ANSWER", 100 * attempt.A_VALUE)
+    monkeypatch.setattr(attempt, "MOST_TOOL_TEXT", 100 * attempt.A_VALUE)
+    few, many = ({**CALL, "input": {"a": [0] * values}} for values in (50, 100))
+    kept = {"type": "tool_use", "id": "toolu_1", "name": "Bash"}
+    async with Watched(tmp_path, [ToolActivity(few), ToolActivity(many), AnswerBlocks((few,), None)]) as watched:
+        turn = await (await watched.engine.submit(request("hello"))).turn()
+        assert [{**one, "at": 0} for one in turn.tools] == [{**few, "at": 0}, {**kept, "at": 0}]
+    async with Watched(tmp_path, [AnswerBlocks((many,), None)]) as watched:
+        with pytest.raises(UpstreamError, match="each JSON value counts 256"):
+            await (await watched.engine.submit(request("another"))).turn()
 
 
 async def test_of_many_compactions_of_a_turn_one_is_stored_before_its_end(

@@ -21,7 +21,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import moving, verifying
-from cli_session_proxy.domain.limits import LINE_VALUES
+from cli_session_proxy.domain.limits import LINE_VALUES, TURN_VALUES
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
 from cli_session_proxy.export import incoming, shapes
@@ -348,7 +348,7 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 @pytest.mark.parametrize(
     ("lines", "where"),
     [
-        ((turn_line(tools=[{"input": [{}] * LINE_VALUES}]),), "line 2 has more than 500,000 JSON values"),
+        ((turn_line(tools=[{"input": [{}] * TURN_VALUES}]),), "line 2 has more than 2,000,000 JSON values"),
         ((turn_line(), record_line(json.dumps({"a": [{}] * LINE_VALUES}))), "line 3: record"),
         (
             (turn_line(), {"item": {"id": "msg_1", "data": {"a": [[]] * LINE_VALUES}, "turn_id": None}}),

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal
 from ...domain import blocks
 from ...domain.evidence import NOTHING, Evidence
 from ...domain.forms import ImageCutter, ImagePlace, Recorded, restore
+from ...domain.limits import INPUT_BYTES, INPUT_VALUES, is_dense
 from ...domain.models import (
     PLAIN,
     Agent,
@@ -30,7 +31,7 @@ from ...domain.models import (
     TurnOptions,
     Usage,
 )
-from ...errors import DamagedRow
+from ...errors import DamagedRow, InvalidRequest
 from ..base import TurnFacts, TurnOutline
 from .damaged import reads
 from .database import InsertNew, Prepared
@@ -143,9 +144,17 @@ def _common_text(record: Placed | Usage) -> str:
 
 
 def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
-    """All columns of a turn except the generated `seq`."""
+    """All columns of a turn except the generated `seq`. Raises `InvalidRequest` for an input that is larger than one
+    that can be exported and imported."""
     values: Values = dict(zip(_COPIED, _copied_of(turn), strict=True))
     texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
+    if turn.status in UNFINISHED and len(texts["input"]) > INPUT_VALUES:
+        written = texts["input"].encode()
+        if len(written) > INPUT_BYTES or is_dense(written, INPUT_VALUES):
+            raise InvalidRequest(
+                f"the messages of this turn have more than {INPUT_VALUES:,} JSON values, or {INPUT_BYTES:,} bytes "
+                "without images and documents: send less, or remove items from the conversation"
+            )
     texts |= {
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 
 from cli_session_proxy.http import connection
-from cli_session_proxy.stores.sql import reading
+from cli_session_proxy.stores.sql import reading, rows
 from cli_session_proxy.wires.asgi import MIDDLING
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
@@ -249,6 +249,28 @@ async def test_the_items_of_a_conversation_are_listed_however_large_its_files_ar
     assert await door.openai.conversations.items.retrieve(first.id or "", conversation_id=made.id) == first
     nothing = await door.http.get(f"/v1/conversations/{made.id}/items?order=asc&after={pages[1].last_id}")
     assert nothing.json() == {"object": "list", "data": [], "first_id": "", "last_id": "", "has_more": False}
+
+
+async def test_items_that_are_too_much_for_one_turn_are_refused_in_words_until_some_are_removed(
+    door: Door, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a turn was run, and exported, but no import took it."""
+    monkeypatch.setattr(rows, "INPUT_VALUES", 1000)
+    parts = [{"type": "input_text", "text": "x"}] * 200
+    made = await door.openai.conversations.create()
+    for _ in range(2):
+        await door.openai.conversations.items.create(made.id, items=[{"role": "user", "content": cast(Any, parts)}])
+    ask = {"model": "sonnet", "input": "recall", "conversation": made.id}
+    for _ in range(2):
+        refused = await door.http.post("/v1/responses", json=ask)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+        assert "1,000 JSON values" in refused.json()["error"]["message"]
+    assert not upstream.requests
+    [item, _] = (await door.openai.conversations.items.list(made.id)).data
+    await door.openai.conversations.items.delete(item.id or "", conversation_id=made.id)
+    told = await door.openai.responses.create(**cast(Any, ask))
+    assert told.status == "completed"
+    assert len(await texts(door, made.id)) == 202
 
 
 HALF = r'"\ud800"'
