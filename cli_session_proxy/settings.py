@@ -1,7 +1,8 @@
 """Settings: flags override the environment (`CLI_SESSION_PROXY_*`), which overrides a file. Only read here.
 
 The file is the one that `--config` names, else `cli_session_proxy.toml` in the working directory. The latter may be
-from somebody else (a cloned repository): it may set no program, environment, link or access (`_ONLY_IN_A_NAMED_FILE`).
+from somebody else (a cloned repository): it may set no program, environment, link or access
+(`_REFUSED_IN_A_FOUND_FILE`).
 
 `Settings` is resolved once at start-up and passed down. An invalid file or value is a `ConfigError` that names the
 place and the remedy.
@@ -77,7 +78,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 
 # Settings that are refused in a file found in the working directory, and what each decides: they run or configure
 # programs, lead to other files, give access, or delete. The second table has settings of profiles.
-_ONLY_IN_A_NAMED_FILE = {
+_REFUSED_IN_A_FOUND_FILE = {
     "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
@@ -89,7 +90,7 @@ _ONLY_IN_A_NAMED_FILE = {
     "archive_to": "where conversations are sent", "archive_key_file": "where conversations are sent",
     "trusted_header": "who can come in", "trusted_header_from": "who can come in",
 }  # fmt: skip
-_PROFILES_ONLY_IN_A_NAMED_FILE = {
+_PROFILE_REFUSED_IN_A_FOUND_FILE = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
     "git_memory": "a repository to read from and write to",
 }  # fmt: skip
@@ -124,10 +125,10 @@ _LONGEST_SECRETS = 1024 * 1024
 FIX_ID_LIMIT = 300
 
 
-def _matching(value: str, pattern: re.Pattern[str], says: str) -> str:
-    """The value, if it matches. Raises `ValueError`, which `says` what is wanted."""
+def _matching(value: str, pattern: re.Pattern[str], error: str) -> str:
+    """The value, if it matches. Else raises `ValueError` with this text."""
     if not pattern.fullmatch(value):
-        raise ValueError(says)
+        raise ValueError(error)
     return value
 
 
@@ -209,11 +210,11 @@ RedisUrl = Annotated[SecretStr, AfterValidator(partial(
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
 VariableName = Annotated[str, AfterValidator(partial(
     _matching, pattern=re.compile(r"[A-Za-z_][A-Za-z0-9_]*"),
-    says="it must be the name of an environment variable, not its value",
+    error="it must be the name of an environment variable, not its value",
 ))]  # fmt: skip
 HeaderName = Annotated[str, AfterValidator(partial(
     _matching, pattern=re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}"),
-    says="it takes the name of one header, such as X-Forwarded-User",
+    error="it takes the name of one header, such as X-Forwarded-User",
 ))]  # fmt: skip
 
 
@@ -903,12 +904,12 @@ def _setting_at(location: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
 
 
 def _untrusted(file: _SettingsFile) -> Iterator[str]:
-    """A line for each setting of a found file that only a file named by the user may have."""
+    """A line for each setting that is refused, as the file was found in the working directory."""
     profiles = file.data.get("profiles")
     sandbox = file.data.get("sandbox")
-    refused = [(name, what) for name, what in _ONLY_IN_A_NAMED_FILE.items() if file.data.get(name)]
+    refused = [(name, what) for name, what in _REFUSED_IN_A_FOUND_FILE.items() if file.data.get(name)]
     for profile, values in profiles.items() if isinstance(profiles, dict) else ():
-        for name, what in _PROFILES_ONLY_IN_A_NAMED_FILE.items() if isinstance(values, dict) else ():
+        for name, what in _PROFILE_REFUSED_IN_A_FOUND_FILE.items() if isinstance(values, dict) else ():
             if values.get(name):
                 refused.append((f"profiles.{profile}.{name}", what))
     if isinstance(sandbox, dict) and sandbox.get("links"):

@@ -140,29 +140,23 @@ class LimitWait(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Sparse):
-    """Where a turn belongs in the chain, decided once from its request.
-
-    `messages`: how many were sent. Of these, `matched` are on the path already; the next `imported` ones are unknown
-    exchanges before the turn's own. `diverged_at`: after this many messages the history differs from the agent's path.
-    `delta`: only new messages were sent, so the system prompt and tools of the continued turn still apply. `side`:
-    suspected to be a side call (`lineage`). Without a request, only the rule is set.
-    """
+    """Where a turn belongs in the chain, decided once from its request. Without a request, only the rule is set."""
 
     rule: Rule | None = None
-    messages: int | None = None
-    matched: int | None = None
-    imported: int | None = None
-    diverged_at: int | None = None
-    delta: bool = False
-    side: bool = False
+    messages: int | None = None  # how many the client sent
+    matched: int | None = None  # how many of these are on the path already
+    imported: int | None = None  # the next ones: exchanges that the chain does not have, before the turn's own messages
+    diverged_at: int | None = None  # after this many messages the history differs from the agent's path
+    delta: bool = False  # only new messages were sent: the continued turn's system prompt and tools still apply
+    side: bool = False  # suspected to be a side call (see `lineage`)
 
     @property
     def at_head(self) -> bool:
-        """Whether the turn continues what is the agent's head when it runs."""
+        """Whether the turn continues the agent's head, whichever turn that is when this one runs."""
         return self.rule == "head"
 
     def parts(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """(the imported exchanges, to be stored as turns before this one; the turn's own messages)."""
+        """The imported exchanges, to be stored as turns before this one, and the turn's own messages."""
         start = self.matched or 0
         at = start + (self.imported or 0)
         return messages[start:at], messages[at:]
@@ -172,21 +166,19 @@ class Placed(Sparse):
 class TurnRequest:
     """One request, of any wire.
 
-    `messages`: all that the client sent, with the history, without system messages; `lineage` finds out which are new.
-    `fingerprint` is equal for requests with the same owner, agent, wire and body: a retry is recognised by it.
-    `continues`: the id of the turn to continue, on wires that have such ids; then the history is not compared.
+    `messages` has no system messages, but the history that the client sent: `lineage` finds out which are new.
     """
 
     model: str
     messages: tuple[Message, ...]
-    fingerprint: str
+    fingerprint: str  # equal for requests with the same owner, agent, wire and body: by it a retry is recognised
     owner: str = "local"
     agent_id: str | None = None
     system: str | None = None
     effort: str | None = None
     profile: str | None = None
     fresh: bool = False
-    continues: str | None = None
+    continues: str | None = None  # the id of the turn to continue, on wires with ids: the history is not compared
     idempotency_key: str | None = None
     is_retry: bool = False
     wire: str = "chat"
@@ -197,12 +189,10 @@ class TurnRequest:
     call: JSON | None = None  # a stateful wire's data of the turn, to show it later
     compose: Compose | None = None  # composes the prompt when the turn runs
     composed: TurnRequest | None = None  # the prompt at acceptance, if it was complete then
-    # Of a composed request. `items`: for each message the id of its conversation's item (None: it has none). `takes`:
-    # ids of the client's own items in the messages and in `system`.
-    items: tuple[str | None, ...] = ()
-    takes: tuple[str, ...] = ()
+    items: tuple[str | None, ...] = ()  # if composed: for each message the id of its item, if it has one
+    own_items: tuple[str, ...] = ()  # if composed: ids of the items in it that the client wrote by hand
     kept: bool = True  # False: its chain is deleted once the answer was delivered
-    client: str | None = None  # of an unnamed request that stores nothing: kept only if this client may continue it
+    client: str | None = None  # who sent an unnamed one-shot: it is deleted if this client turns out to continue none
 
     @property
     def goes_on(self) -> bool:

@@ -267,7 +267,7 @@ class Placement:
             placed=replace(turn.placed, messages=len(composed.messages), imported=len(imported)),
             options=composed.options,
         )
-        turn_of_item = dict.fromkeys(composed.takes, turn.id)
+        turn_of_item = dict.fromkeys(composed.own_items, turn.id)
         call, items = composed.call or {}, list(composed.items[len(imported) :])
         if any(items):
             call = {**call, "items": {"input": items}}

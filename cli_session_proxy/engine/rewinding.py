@@ -18,7 +18,7 @@ log = logs.get(__name__)
 
 # Seconds to wait for the lease: an idle holder hands it over in about 0.1 s, a dead one's expires in 10 s.
 PATIENCE = 30.0
-_BACK = re.compile(r"-[1-9][0-9]{0,8}")
+_TURNS_BACK = re.compile(r"-[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,14 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
             raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")
         last = await store.turn(now.head) if now.head else None
         path = await store.ancestors(last.id) if last is not None else []
-        if last is not None and last.delivery == "undelivered" and last.end_without_it not in (None, last.parent_id):
-            # Answers that never arrived do not count: the path is the one without them.
-            path = [*await store.ancestors(last.end_without_it or ""), last.id]
+        end = None if last is None or last.delivery != "undelivered" else last.end_without_it
+        if last is not None and end is not None and end != last.parent_id:
+            # The answer never arrived, and its turn continued another one than the path's end: the path is what the
+            # next turn would continue.
+            path = [*await store.ancestors(end), last.id]
         if to in path:
             remaining = path.index(to) + 1
-        elif not _BACK.fullmatch(to):
+        elif not _TURNS_BACK.fullmatch(to):
             raise InvalidRequest(
                 "to must be a turn of the path to the head, or -N for N turns back: see `dump`, which names both",
                 param="to",

@@ -43,12 +43,12 @@ log = logs.get(__name__)
 
 # Log lines name turns by id and no agents, so that they hold no names of deleted ones.
 TURN_ID = b"x-turn-id"
-PLAN = f"{HEADER}-status".encode()
-# Reading requests are not logged: the page sends one every other second.
-LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Answered without a key: what this is, health, readiness, and the files of the page (its data needs the key).
-OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
-OPEN_BELOW = "/ui/"
+PLAN_STATUS = f"{HEADER}-status".encode()  # one of the headers about the plan's limits
+# Methods that only read. They are not logged: the page sends one every other second.
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# Answered without a key: what this program is, health, readiness, and the files of the page (its data needs the key).
+NO_KEY_NEEDED = frozenset({"/", "/healthz", "/readyz", "/ui"})
+NO_KEY_NEEDED_BELOW = "/ui/"
 # No framing, type sniffing, embedding in other pages, or caching.
 _PROTECTION = (
     (b"x-content-type-options", b"nosniff"),
@@ -58,7 +58,7 @@ _PROTECTION = (
     (b"cache-control", b"no-store"),
 )
 # Parameters of errors about the caller, not about the request.
-_WHO_ASKS = frozenset({"Host", "Origin", "Content-Type"})
+_ABOUT_CALLER = frozenset({"Host", "Origin", "Content-Type"})
 # RFC 6455: the close code of a refusal, and the most bytes of its reason.
 POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
@@ -142,7 +142,9 @@ class Gate:
                     )
                 if TURN_ID in by_name:
                     log_fields["turn_id"] = by_name[TURN_ID].decode()
-                    if (plan := self._plan()) is not None and PLAN not in by_name:  # else another proxy has set it
+                    if (
+                        plan := self._plan()
+                    ) is not None and PLAN_STATUS not in by_name:  # else another proxy has set it
                         answer_headers += encoded(dict(plan.headers()))
                 message["headers"] = [*answer_headers, *encoded(added_headers)]
             if is_socket and message["type"].startswith("http."):
@@ -191,7 +193,7 @@ class Gate:
                 added_headers |= readable_by(allowed_origin)
             if from_browser:
                 check_body(headers)
-            is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
+            is_open = inner["path"] in NO_KEY_NEEDED or inner["path"].startswith(NO_KEY_NEEDED_BELOW)
             if forwarded_for is not None:
                 inner["state"]["owner"] = forwarded_for
             elif not is_open and self._keys is not None:
@@ -229,7 +231,7 @@ class Gate:
             raise
         except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
             error = as_proxy_error(exc)
-            if error.code == Unauthorized.code or error.param in _WHO_ASKS:
+            if error.code == Unauthorized.code or error.param in _ABOUT_CALLER:
                 # The key is not logged: it may be a secret.
                 log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
             if started:
@@ -242,7 +244,7 @@ class Gate:
             else:
                 await send_error(send_answer, inner, error)
         finally:
-            if not is_socket and scope["method"] not in LOOKS:
+            if not is_socket and scope["method"] not in READING:
                 log.info("request", **log_fields, ms=round((time.monotonic() - began) * 1000))
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:

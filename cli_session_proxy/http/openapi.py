@@ -17,7 +17,7 @@ from ..domain.models import JSON
 from ..wires.asgi import Address, JSONAnswer, RouteDoc, Table, add
 from ..wires.base import ErrorShape
 from ..wires.schemas import TEXT
-from .gate import OPEN, OPEN_BELOW
+from .gate import NO_KEY_NEEDED, NO_KEY_NEEDED_BELOW
 
 HEADERS: Mapping[str, JSON] = {
     "X-Agent-Id": {
@@ -98,7 +98,7 @@ def _operation(route: Address, about: RouteDoc, path: str, method: str, wires: T
         operation["summary"] = summary
     if about.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": about.body}}}
-    if path in OPEN or path.startswith(OPEN_BELOW):
+    if path in NO_KEY_NEEDED or path.startswith(NO_KEY_NEEDED_BELOW):
         operation["security"] = []
     return operation
 

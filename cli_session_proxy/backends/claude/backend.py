@@ -291,7 +291,7 @@ class _ClaudeExecution:
                             cost = event.cost_total_usd
                             if cost is not None:
                                 self._total = cost
-                                cost -= self._ready.spent if cost >= self._ready.spent else 0.0
+                                cost -= self._ready.cost_before if cost >= self._ready.cost_before else 0.0
                             yield base.Used(event.usage, cost)
                             if event.is_error and not self._interrupted:
                                 cli = process.launch.capability
@@ -301,7 +301,7 @@ class _ClaudeExecution:
                                     # This CLI cannot use an existing login: it is the problem.
                                     problem = cli.cannot("login", "use a subscription's login")
                                     failed = ClaudeNotLoggedIn(problem, detail=failed.detail)
-                                forbidden = process.forbidden_to_compact and not self._ready.quiet
+                                forbidden = process.forbidden_to_compact and not self._ready.no_prompt
                                 if isinstance(failed, ContextTooLong) and forbidden:
                                     # Compaction was off in this turn: another attempt may allow it.
                                     self._owner._context_full.add(job.turn.id)

@@ -84,7 +84,7 @@ def read(body: JSON, naming: Naming) -> WireCall:
             "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
         )
     unread: list[str] = []
-    system, messages = messages_content.read(body, unread=unread)
+    system, messages = messages_content.read(body, ignored=unread)
     tools, hosted = read_tools(body)
     thinking = optional(body, "thinking", dict) or {}
     kind, budget = optional(thinking, "type", str, "thinking"), optional(thinking, "budget_tokens", int, "thinking")

@@ -30,11 +30,11 @@ BILLING = "x-anthropic-billing-header:"
 
 
 def read(
-    body: Part, *, answered: bool = True, unread: list[str] | None = None
+    body: Part, *, answered: bool = True, ignored: list[str] | None = None
 ) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
 
-    Names of fields without effect are added to `unread`. System messages at the start of `messages` are appended to
+    Names of fields without effect are added to `ignored`. System messages at the start of `messages` are appended to
     `system`; later ones stay where they are.
     """
     system = body.get("system")
@@ -44,8 +44,8 @@ def read(
     elif not (system is None or isinstance(system, str)):
         raise wrong_type("system", "a string or a list of text blocks")
     instructions = Instructions()
-    cited: list[str] = [] if unread is None else unread
-    document, found = partial(_document, cited=cited), partial(_search_result, cited=cited)
+    ignored = [] if ignored is None else ignored
+    document, found = partial(_document, ignored=ignored), partial(_search_result, ignored=ignored)
     kinds: dict[str, Reader] = {"text": read_text, "image": _image, "document": document, "search_result": found}
     readers: dict[str, Reader] = {**kinds, "tool_result": partial(_tool_result, kinds=kinds)}
     messages = body.get("messages")
@@ -86,9 +86,9 @@ def _image(block: Part, where: str) -> Block:
     return base64_image(media_type, required(source, "data", str, inner), f"{inner}.data")
 
 
-def _document(block: Part, where: str, *, cited: list[str]) -> Block:
+def _document(block: Part, where: str, *, ignored: list[str]) -> Block:
     """A PDF or a text, given by its data."""
-    _citations(block, where, cited)
+    _citations(block, where, ignored)
     source = required(block, "source", dict, where)
     inner = f"{where}.source"
     kind = required(source, "type", str, inner)
@@ -107,9 +107,9 @@ def _document(block: Part, where: str, *, cited: list[str]) -> Block:
     return {**read, "context": context} if context and read["type"] == "document" else read
 
 
-def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
+def _search_result(block: Part, where: str, *, ignored: list[str]) -> Block:
     """A result of the client's own search as text, with its title and source."""
-    _citations(block, where, cited)
+    _citations(block, where, ignored)
     source = required(block, "source", str, where)
     title = required(block, "title", str, where)
     texts = typed_blocks(
@@ -120,10 +120,11 @@ def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
     return {"type": "text", "text": "\n\n".join((f"{title}\n{source}", *(text["text"] for text in texts)))}
 
 
-def _citations(block: Part, where: str, cited: list[str]) -> None:
+def _citations(block: Part, where: str, ignored: list[str]) -> None:
+    """The model is not asked for citations: note a wish for them as a field without effect."""
     wanted = optional(block, "citations", dict, where) or {}
     if wanted.get("enabled"):
-        cited.append("citations")
+        ignored.append("citations")
 
 
 def _tool_reference(block: Part, where: str) -> Block:

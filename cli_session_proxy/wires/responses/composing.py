@@ -98,7 +98,7 @@ def compose(
         continues=continues,
         messages=tuple(composed.messages),
         items=tuple(composed.ids),
-        takes=tuple(composed.takes),
+        own_items=tuple(composed.own_items),
         system="\n\n".join((*instructions, *composed.system_texts)) or None,
         options=replace(request.options, tools=tools),
         call={**fields, **composed.call_fields()},
@@ -116,7 +116,7 @@ class _Composition:
         self.begun = begun
         self.messages: list[Message] = []
         self.ids: list[str | None] = []  # for each message the id of its item
-        self.takes: list[str] = []  # ids of the client's own items
+        self.own_items: list[str] = []  # ids of the client's own items
         self._system_sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their item ids
         self._other_items: list[str] = []  # the client's own items that are no messages
 
@@ -124,7 +124,7 @@ class _Composition:
         """Add items of the path. Thinking is left out: its signature is only valid in its own answer."""
         for entry in entries:
             if entry.id in own_items:
-                self.takes.append(entry.id)
+                self.own_items.append(entry.id)
             if entry.message is not None:
                 if any(block.get("type") not in THINKING for block in entry.message.content):
                     self._add(entry.message, entry.id)
@@ -136,7 +136,7 @@ class _Composition:
     def add_unsent_items(self, items: Sequence[Item]) -> None:
         for item in items:
             entry = entry_of(item)
-            self.takes.append(item.id)
+            self.own_items.append(item.id)
             text = entry.system if entry.system and entry.system.strip() else None
             if entry.message is not None:
                 self._add(entry.message, item.id)

@@ -2,9 +2,9 @@
 
     {"type": "response.create", …the body of POST /v1/responses} ─ read() ─▶ dialogues ─▶ the engine ─▶ EventWriter
 
-Requests of one connection are answered one after the other. A connection has two things of its own: ids of responses
-with `store: false`, which it may continue, and the body of a request with `generate: false`, for the next one to
-continue.
+Requests of one connection are answered one after the other. A connection keeps two things: the ids of its responses
+with `store: false`, which it may continue; and the body of a request with `generate: false`. That one is deferred: the
+model is not asked until the next request continues it.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ log = logs.get(__name__)
 CREATE = "response.create"
 # The most queued messages, and responses of `store: false` that can be continued. Clients send one message at a time,
 # and continue the last response.
-AHEAD, CONTINUABLE = 16, 256
+MOST_QUEUED, CONTINUABLE = 16, 256
 # Close codes of RFC 6455: too many messages; the service restarts.
 POLICY_VIOLATION, RESTARTS = 1008, 1012
 
 
 @dataclass(frozen=True, slots=True)
 class SocketRequest:
-    """A parsed message. `ahead`: its body as JSON, if it is only stored for the next message (`generate: false`)."""
+    """A parsed message. `deferred`: its body as JSON, if only the next message asks the model (`generate: false`)."""
 
     call: ResponsesCall
     stream_id: str | None
-    ahead: bytes | None
+    deferred: bytes | None
 
 
-def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketRequest:
-    """Parse a message. `ahead`: the response id of an earlier message with `generate: false`. Then `body` has that
-    message's body in `ahead`, and this one in `message`.
+def read(body: JSON, naming: Naming, *, deferred_id: str | None = None) -> SocketRequest:
+    """Parse a message. `deferred_id`: the response id of the deferred request, if there is one. Then `body` holds two
+    bodies: the `deferred` one, and this `message`.
 
     Raises `InvalidRequest`, which names the field.
     """
-    before: JSON = {}
-    if ahead is not None:
-        # The message's bytes stand in this body: a client can make them end it, and begin another `ahead`.
-        before, body = required(body, "ahead", dict), required(body, "message", dict)
+    deferred: JSON = {}
+    if deferred_id is not None:
+        # The client's bytes were copied into this body: they may close `message` and add another `deferred`.
+        deferred, body = required(body, "deferred", dict), required(body, "message", dict)
     if body.get("type") != CREATE:
         raise InvalidRequest(f"type must be {CREATE}: nothing else is understood here", param="type")
     stream_id = optional(body, "stream_id", str)
@@ -71,14 +71,15 @@ def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketReque
     if body.get("background"):
         raise InvalidRequest("background is not possible over a WebSocket: send a POST", param="background")
     body = {name: value for name, value in body.items() if name not in ("type", "stream_id", "generate")}
-    if ahead is not None and body.get("previous_response_id") == ahead:
-        items = [*_items(before.get("input")), *_items(body.get("input"))]
-        body = {**before, **body, "input": items, "previous_response_id": before.get("previous_response_id")}
-    kept = json.dumps(body).encode() if generate is False else None
-    return SocketRequest(responses.read(body, naming), stream_id, kept)
+    if deferred_id is not None and body.get("previous_response_id") == deferred_id:
+        items = [*_items(deferred.get("input")), *_items(body.get("input"))]
+        body = {**deferred, **body, "input": items, "previous_response_id": deferred.get("previous_response_id")}
+    to_defer = json.dumps(body).encode() if generate is False else None
+    return SocketRequest(responses.read(body, naming), stream_id, to_defer)
 
 
 def _items(given: object) -> list[Any]:
+    """The `input` as a list of items. Raises `InvalidRequest`."""
     if given is None or isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
     if not isinstance(given, list):
@@ -104,9 +105,9 @@ class ResponsesSocket:
     async def talk(self, socket: WebSocket) -> None:
         """One connection, from its handshake to its end. Raises `QueueFull` before it is accepted."""
         state = socket.scope["state"]
-        state["held"].stream()
+        state["held"].stream()  # it counts as an event stream of its owner
         if (server := state.get("socket")) is not None:  # only with our own server
-            server.hold = state["held"]  # counts what is not a whole message yet
+            server.hold = state["held"]  # counts the bytes of unfinished messages
         try:
             await socket.accept()
             await _Connection(self._engine, self._dialogues, socket).run()
@@ -122,13 +123,14 @@ class _Connection:
         self._socket = socket
         self._inbox: deque[tuple[bytes | ProxyError, ExitStack]] = deque()
         self._arrived = asyncio.Event()
-        self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # they are for a single request
-        self._count = 0
-        self._own: deque[str] = deque(maxlen=CONTINUABLE)
-        self._ahead: tuple[str, bytes] | None = None
-        self._ahead_bounds = ExitStack()  # what it takes of the owner's bounds
+        # From the handshake's headers, without those for a single request.
+        self._naming = replace(named(socket), idempotency_key=None, is_retry=False)
+        self._count = 0  # of messages
+        self._unstored_ids: deque[str] = deque(maxlen=CONTINUABLE)
+        self._deferred: tuple[str, bytes] | None = None  # the response id and the body of the deferred request
+        self._deferred_bounds = ExitStack()  # what it takes of the owner's bounds
         self._bounds, self._owner = socket.scope["state"]["held"].bounds, owner_of(socket)
-        self._most = engine.settings.max_body
+        self._most_bytes = engine.settings.max_body
 
     async def run(self) -> None:
         server = self._socket.scope["state"].get("socket")  # only with our own server
@@ -162,7 +164,7 @@ class _Connection:
             await asyncio.gather(reading, return_exceptions=True)
             for _, held in self._inbox:
                 held.close()
-            self._ahead_bounds.close()
+            self._deferred_bounds.close()
 
     async def _next(self, reading: asyncio.Task[None]) -> bool:
         """Wait for a message; False at the end."""
@@ -176,7 +178,7 @@ class _Connection:
         return bool(self._inbox) and not reading.done()
 
     async def _read(self) -> None:
-        """Take in messages until the client leaves: it is noticed while an answer is on its way, too."""
+        """Queue messages until the client leaves. So its leaving is noticed while an answer is sent, too."""
         while (event := await self._socket.receive())["type"] == "websocket.receive":
             given = event.get("text")
             raw: bytes = event.get("bytes") or b"" if given is None else given.encode()
@@ -187,44 +189,47 @@ class _Connection:
             except ProxyError as full:
                 held.close()
                 message = full
-            if len(self._inbox) >= AHEAD:
+            if len(self._inbox) >= MOST_QUEUED:
                 held.close()
-                await self._socket.close(POLICY_VIOLATION, f"more than {AHEAD} messages wait: take the answers first")
+                too_many = f"more than {MOST_QUEUED} messages wait: take the answers first"
+                await self._socket.close(POLICY_VIOLATION, too_many)
                 return
             self._inbox.append((message, held))
             self._arrived.set()
 
     async def _answer(self, message: bytes | ProxyError) -> None:
         self._count += 1
-        about = replace(
-            self._about,
-            fresh=self._about.fresh and self._count == 1,  # only the first request starts a fresh conversation
-            request_id=f"{self._about.request_id}.{self._count}",
+        naming = replace(
+            self._naming,
+            fresh=self._naming.fresh and self._count == 1,  # only the first request starts a fresh conversation
+            request_id=f"{self._naming.request_id}.{self._count}",
         )
         asked: SocketRequest | None = None
         writer: ResponsesWriter | None = None
         try:
             if isinstance(message, ProxyError):
                 raise message
-            ahead = None
-            if self._ahead is not None and self._ahead[0].encode() in message:
-                ahead, before = self._ahead
-                if len(before) + len(message) > self._most:
-                    raise RequestTooLarge(f"with what was sent ahead this is over {self._most} bytes: send less ahead")
-                message = b'{"ahead":%b,"message":%b}' % (before, message)
-            asked = await read_aside(self._aside, message, about, partial(read, ahead=ahead))
-            if asked.ahead is not None:
-                await self._send_events(asked, self._kept_ahead(asked.call, asked.ahead))
+            deferred_id = None
+            if self._deferred is not None and self._deferred[0].encode() in message:
+                deferred_id, deferred = self._deferred
+                if len(deferred) + len(message) > self._most_bytes:
+                    raise RequestTooLarge(
+                        f"with what was sent ahead this is over {self._most_bytes} bytes: send less ahead"
+                    )
+                message = b'{"deferred":%b,"message":%b}' % (deferred, message)
+            asked = await read_aside(self._aside, message, naming, partial(read, deferred_id=deferred_id))
+            if asked.deferred is not None:
+                await self._send_events(asked, self._defer(asked.call, asked.deferred))
                 return
             with self._holds.hold(self._owner):  # of this message, not of the connection
-                answer = await self._dialogues.submit(asked.call, unstored_ids=self._own)
+                answer = await self._dialogues.submit(asked.call, unstored_ids=self._unstored_ids)
             try:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
                         await asyncio.sleep(0)  # notice an earlier disconnect first
                         if (asked.call.request.call or {})["store"] is False:
-                            self._own.append(response_id(answer.turn_id))
+                            self._unstored_ids.append(response_id(answer.turn_id))
                     await self._send_events(asked, (piece for event in events for piece in writer.feed(event)))
                     if isinstance(events[-1], Finished):
                         answer.acknowledge()
@@ -236,18 +241,18 @@ class _Connection:
             error = as_proxy_error(exc)
             await self._send_events(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
 
-    def _kept_ahead(self, call: ResponsesCall, body: bytes) -> Iterable[bytes]:
-        """The events of a response without an answer: its input is kept for the next request. Raises `QueueFull`."""
+    def _defer(self, call: ResponsesCall, body: bytes) -> Iterable[bytes]:
+        """Keep this request for the next one. Returns the events of an empty response. Raises `QueueFull`."""
         with ExitStack() as held:
             held.enter_context(self._bounds.request(self._owner)).body(len(body))
-            self._ahead_bounds.close()
-            self._ahead_bounds = held.pop_all()
+            self._deferred_bounds.close()
+            self._deferred_bounds = held.pop_all()
         now, asked = time.time(), call.request
         turn = Turn(
             id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=asked.model,
             input=(), created_at=now, finished_at=now, call=asked.call,
         )  # fmt: skip
-        self._ahead = response_id(turn.id), body
+        self._deferred = response_id(turn.id), body
         return ResponsesWriter(turn, frame=_frame, end=()).whole(turn)
 
     async def _send_events(self, asked: SocketRequest | None, pieces: Iterable[bytes]) -> None:

@@ -284,7 +284,7 @@ async def test_each_key_has_its_own_responses(tmp_path: Path) -> None:
 
 async def test_sockets_and_their_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "EVENT_STREAMS", 1)
-    monkeypatch.setattr(sockets, "AHEAD", 2)
+    monkeypatch.setattr(sockets, "MOST_QUEUED", 2)
     model = Held()
     async with opened(tmp_path, model, max_body=4096) as (_, _, place):
         async with at(place) as socket:
@@ -555,7 +555,7 @@ async def test_a_message_behind_the_end_is_not_kept(tmp_path: Path, monkeypatch:
         kept, taken = max(kept, sum(map(len, one.frames))), taken + len(data)
 
     monkeypatch.setattr(http_sockets.Socket, "data_received", noted)
-    monkeypatch.setattr(sockets, "AHEAD", 0)
+    monkeypatch.setattr(sockets, "MOST_QUEUED", 0)
     async with opened(tmp_path) as (_, _, place), raw(place) as client:
         assert await client.status() == 101
         client.writer.write(frame(1, CREATE))
@@ -593,9 +593,9 @@ async def test_a_message_that_ends_what_it_stands_in_is_refused_in_words(other: 
     async with opened(tmp_path) as (_, _, place), at(place) as socket:
         ahead = (await asked(socket, input="one", generate=False))[-1]["response"]["id"]
         message = {"type": "response.create", "input": "two", "previous_response_id": ahead}
-        await socket.send(f'{json.dumps(message)},"ahead":{other}')
+        await socket.send(f'{json.dumps(message)},"deferred":{other}')
         (event,) = await answered(socket)
-        assert (event["status"], event["error"]["param"]) == (400, "ahead")
+        assert (event["status"], event["error"]["param"]) == (400, "deferred")
 
 
 async def test_a_request_behind_another_one_has_no_trace_of_that_one(tmp_path: Path) -> None:

@@ -215,17 +215,17 @@ def _wrapper(
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """`how`: bwrap's option; `source` None: an empty directory of this size."""
+    """An option of bwrap that puts something at a path inside."""
 
-    how: str
+    option: str
     at: Path
-    source: Path | None = None
-    size: int = 1024 * 1024
+    source: Path | None = None  # None: an empty directory
+    size: int = 1024 * 1024  # of that directory
 
     def words(self) -> Sequence[str]:
         if self.source is None:
-            return ("--size", str(self.size), self.how, str(self.at))
-        return (self.how, str(self.source), str(self.at))
+            return ("--size", str(self.size), self.option, str(self.at))
+        return (self.option, str(self.source), str(self.at))
 
 
 class _Boundary:
@@ -237,29 +237,30 @@ class _Boundary:
         self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
         self._home = Path(env.get("HOME") or Path.home())
         self._project = place.project
-        # Directories of all agents: only this agent's parts are shown.
-        self._others = {
+        # Directories that all agents share: inside, there are only this agent's parts of them.
+        self._shared = {
             settings.var: "--var",
             place.config_dir: "the CLI's directory",
             place.project.parent: "the CLI's transcripts",
             **({} if settings.sandbox_root is None else {settings.sandbox_root: "sandbox_root"}),
         }
-        self._written: list[Path] = []
+        self._writable: list[Path] = []  # folders that the agent may write
         self._mounts: list[_Mount] = []
-        self.secrets: dict[str, str] = {}
+        self.secrets: dict[str, str] = {}  # paths that must not be readable inside, each with a description
 
     def mounts(self) -> list[_Mount]:
         make_project(self._project)  # not empty, or another CLI removes it while it is bound
         make_private(self._place.private)
-        self._system()
-        self._own()
-        self._shown()
-        self._secrets()
-        self._keep_above()
-        self._straighten()
+        self._mount_system()
+        self._mount_own()
+        self._mount_readable()
+        self._find_secrets()
+        self._mount_parents()
+        self._remove_links()
         return self._mounts
 
-    def _system(self) -> None:
+    def _mount_system(self) -> None:
+        """The system's software and the needed part of /etc, read-only."""
         for path in map(Path, SYSTEM):
             if path.is_symlink():
                 self._mounts.append(_Mount("--symlink", path, Path(os.readlink(path))))
@@ -273,18 +274,18 @@ class _Boundary:
             elif path.exists():
                 self._mounts.append(_Mount("--ro-bind", path, path))
         for name, line in _users(self._home).items():
-            self._mounts.append(_Mount("--ro-bind", etc / name, self._made(name, line)))
+            self._mounts.append(_Mount("--ro-bind", etc / name, self._own_file(name, line)))
 
-    def _made(self, name: str, text: str) -> Path:
-        """A file of ours with this text."""
+    def _own_file(self, name: str, text: str) -> Path:
+        """A file outside, with this text, to be mounted."""
         made = self._settings.var / "confined" / f"~{name}"
         make_private(made.parent)
         if not made.is_file() or made.read_text() != text:
             write_private(made, text.encode())
         return made
 
-    def _own(self) -> None:
-        """Bind the agent's own directories, and empty folders that hide everything around them."""
+    def _mount_own(self) -> None:
+        """The agent's own directories, and empty folders that hide everything around them."""
         place = self._place
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
@@ -296,10 +297,10 @@ class _Boundary:
         self._mounts += [_Mount("--tmpfs", path) for path in own]
         added = _folders(self._profile)
         for folder in (place.cwd, place.tmpdir, self._project, *added):
-            if not any(folder.is_relative_to(above) for above in self._written):
+            if not any(folder.is_relative_to(above) for above in self._writable):
                 if folder in added:
                     self._check_added(folder)
-                self._written.append(folder)
+                self._writable.append(folder)
                 self._mounts.append(_Mount("--bind", folder, folder))
 
     def _check_added(self, folder: Path) -> None:
@@ -308,25 +309,25 @@ class _Boundary:
         Mount points directly in it are safe: they cannot be moved.
         """
         self._check_name(folder)
-        mounted = self._others | {self._home: "the home directory"}
+        mounted = self._shared | {self._home: "the home directory"}
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
         if self._settings.config is None:  # a config file there would be read at the next start
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
-        others |= self._run_outside()
+        others |= self._unconfined_programs()
         others[short_tmpdirs()] = "other agents' TMPDIR"
         real = folder.resolve()
         for path, what in (mounted | others).items():
-            reached = any(link.is_relative_to(real) for link in _links(path))
+            reachable = any(link.is_relative_to(real) for link in _links(path))
             for here, there in ((folder, path), (real, path.resolve())):
                 below = there.is_relative_to(here) and there != here
                 movable = path not in mounted or there.parent != here or path.is_symlink()
-                reached |= (below and movable) or (path != self._home and here.is_relative_to(there))
-            if reached:
+                reachable |= (below and movable) or (path != self._home and here.is_relative_to(there))
+            if reachable:
                 raise SandboxError(
                     f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
                 )
 
-    def _run_outside(self) -> dict[Path, str]:
+    def _unconfined_programs(self) -> dict[Path, str]:
         """Programs that run outside the sandbox, and must not be writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
         # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not.
@@ -356,63 +357,64 @@ class _Boundary:
 
     def _check_name(self, path: Path) -> None:
         """Refuse a path that confined agents could replace by a link, at its end or on the way."""
-        way = _way(path)
+        way = _with_links(path)
         for name, profile in self._settings.profiles.items():
             for folder in _folders(profile) if profile.confined else ():
-                for written in {folder, Path(os.path.realpath(folder))}.difference(self._written):
+                for written in {folder, Path(os.path.realpath(folder))}.difference(self._writable):
                     if any(at != written and at.is_relative_to(written) for at in way):
                         raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
 
-    def _shown(self) -> None:
-        """Mount read-only: the CLI, targets of links, files that the CLI's environment names."""
+    def _mount_readable(self) -> None:
+        """Read-only: the CLI, targets of links, files that the CLI's environment names."""
         env, place, profile = self._env, self._place, self._profile
         shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
         for at in (at for at in shown if not os.path.lexists(at)):  # every one must be a mount: see `Sandboxes.private`
-            empty = None if not at.suffix else self._made(f"empty{at.suffix}", "{}" if at.suffix == ".json" else "")
+            empty = None if not at.suffix else self._own_file(f"empty{at.suffix}", "{}" if at.suffix == ".json" else "")
             self._mounts.append(_Mount("--tmpfs" if empty is None else "--ro-bind", at, empty))
         shown += [*_software(self._program, env), *(Path(env[name]) for name in NAMED_FILES if env.get(name))]
         clouds = {folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)}
         shown += [self._home / folder for folder in sorted(clouds)]
         named = [*self._settings.sandbox.links.values()] + [one for one in (profile.mcp_config,) if one is not None]
-        ways = {path: _way(path) for path in (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))}
+        paths = (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))
+        ways = {path: _with_links(path) for path in paths}
         # A writable folder is already visible, and a mount must not depend on a name that the agent can change.
-        ways = {path: way for path, way in ways.items() if not any(map(self._is_written, way[:-1]))}
+        ways = {path: way for path, way in ways.items() if not any(map(self._is_writable, way[:-1]))}
         for path in ways:
             self._check_name(path)
         for at in (at for one in named for at in ways.get(Path(os.path.abspath(one.expanduser())), ())):
-            for other, what in self._others.items():
+            for other, what in self._shared.items():
                 if any(map(at.is_relative_to, (other, other.resolve()))):
                     raise SandboxError(f"a confined agent would be shown {at}, which lies in {other} ({what}): {MOVE}")
         for at in dict.fromkeys(way[-1] for way in ways.values()):
-            if at.exists() and not _in_system(at) and not self._is_written(at):
+            if at.exists() and not _in_system(at) and not self._is_writable(at):
                 self._mounts.append(_Mount("--ro-bind", at, at))
         made = {mount.at for mount in self._mounts}
         for link in dict.fromkeys(link for way in ways.values() for link in way[1:-1]):
-            if link not in made and not self._is_there(link):
+            if link not in made and not self._is_visible(link):
                 self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
 
-    def _secrets(self) -> None:
+    def _find_secrets(self) -> None:
         """Refuse to show secret files of the settings, and list them to be checked inside."""
         names = ("key", "chains.sqlite3", "logs/proxy.log")
         places = (self._settings.var, self._settings.var.resolve())
         self.secrets = {str(at / name): "of --var" for at in places for name in names}
         shown = {
-            mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
+            mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.option != "--symlink"
         }
         made = {mount.at for mount in self._mounts}
-        for real in (path.resolve() for path in (*self._others, self._home)):  # a link may lead into a visible folder
+        for real in (path.resolve() for path in (*self._shared, self._home)):  # a link may lead into a visible folder
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
             self._mounts += [_Mount("--tmpfs", at) for at in seen - made]
         for path, what in self._settings.secret_files().items():
             real = path.resolve()
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
-            if real.exists() and (visible := sorted(filter(self._is_there, seen))):
+            if real.exists() and (visible := sorted(filter(self._is_visible, seen))):
                 raise SandboxError(
                     f"a confined agent could read {visible[0]} ({what}), so its CLI is not started: {MOVE}"
                 )
             self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
 
-    def _keep_above(self) -> None:
+    def _mount_parents(self) -> None:
         """Mount an empty folder at the parents of mounts below the CLI's own directory. The agent can write there, and
         could else replace such a parent by a link."""
         config_dir = self._place.config_dir
@@ -420,7 +422,7 @@ class _Boundary:
         tops = {config_dir / below.parts[0] for below in deeper if len(below.parts) > 1}
         self._mounts += [_Mount("--tmpfs", at) for at in sorted(tops - {one.at for one in self._mounts})]
 
-    def _straighten(self) -> None:
+    def _remove_links(self) -> None:
         """Remove links on the way to mounts below the CLI's own directory and TMPDIR. The agent can write there, and
         bubblewrap creates missing folders wherever a link leads."""
         place = self._place
@@ -432,17 +434,17 @@ class _Boundary:
                         if path != outside and path.is_symlink():
                             path.unlink()
 
-    def _over(self, path: Path) -> _Mount | None:
-        """The innermost mount over that path."""
-        over = [mount for mount in self._mounts if path.is_relative_to(mount.at) and mount.how != "--symlink"]
+    def _innermost(self, path: Path) -> _Mount | None:
+        """The innermost mount that the path is in."""
+        over = [mount for mount in self._mounts if path.is_relative_to(mount.at) and mount.option != "--symlink"]
         return max(over, key=lambda mount: len(mount.at.parts), default=None)
 
-    def _is_written(self, path: Path) -> bool:
-        over = self._over(path)
-        return over is not None and over.at in self._written
+    def _is_writable(self, path: Path) -> bool:
+        over = self._innermost(path)
+        return over is not None and over.at in self._writable
 
-    def _is_there(self, path: Path) -> bool:
-        over = self._over(path)
+    def _is_visible(self, path: Path) -> bool:
+        over = self._innermost(path)
         return over is not None and over.source is not None
 
 
@@ -480,8 +482,8 @@ def _links(path: Path) -> Iterator[Path]:
         path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
 
 
-def _way(path: Path) -> list[Path]:
-    """The path, the links on the way, and the real path."""
+def _with_links(path: Path) -> list[Path]:
+    """The path, the links on the way to its real path, and that real path."""
     return [path, *_links(path), Path(os.path.realpath(path))]
 
 

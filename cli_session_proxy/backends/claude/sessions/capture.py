@@ -47,53 +47,41 @@ FLUSH_STEP = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome(Answered):
-    """The end of a turn from the CLI's side.
-
-    `stopped`: also if the answer reached its token limit, where the CLI would go on. The CLI does not have the
-    `partial` blocks, which the provider cut.
-    """
+    """The end of a turn from the CLI's side. `stopped`: also if the answer reached its token limit, where the CLI would
+    go on."""
 
     frame_uuid: str
     session_id: str
     cost_total: float | None = None
 
     @property
-    def finished(self) -> tuple[Block, ...]:
-        """The answer as the CLI knows it."""
+    def as_cli_has_it(self) -> tuple[Block, ...]:
+        """The answer without the blocks that the provider cut: the CLI does not keep them."""
         return tuple(block for at, block in enumerate(self.output) if at not in self.partial)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSession:
-    """A session that is equal to the path, with the process that will continue it.
-
-    `leaf`: the uuid of the path's last record; `links`: how the session was obtained. `results`: MCP's, for a process
-    that waits for them; `prewritten`: records of this turn that were written before its frame. `decisions`: marks for
-    the chain (`transcript.mending`). `prompt`: the new blocks; `head`: what precedes the messages. `quiet`: the
-    transcript has no prompt of this turn. `fresh`: the process was started for this turn. `rewritten`: the session was
-    written again because of `decisions`. `spent`: the CLI's total cost (USD) before the turn. `unmet`: see
-    `base.Execution`. `rewound`: see `rewinding.WarmPath`. `shared`: the process also serves others, and has a session
-    of its own (`sharing`).
-    """
+    """A session that is equal to the path, with the process that will continue it."""
 
     process: ClaudeProcess
     session: Session
     continuity: Continuity
-    leaf: str | None
-    links: tuple[Link, ...]
+    leaf: str | None  # the uuid of the path's last record
+    links: tuple[Link, ...]  # how the session was obtained
     evidence: Evidence
-    results: Mapping[str, JSON] = field(default_factory=dict)
-    prewritten: tuple[Record, ...] = ()
-    decisions: tuple[Record, ...] = ()
-    prompt: tuple[Block, ...] = ()
-    head: Head | None = None
-    quiet: bool = False
-    fresh: bool = True
-    rewritten: bool = False
-    spent: float = 0.0
-    unmet: tuple[ParameterName, ...] = ()
-    rewound: frozenset[str] = frozenset()
-    shared: SharedUse | None = None
+    results: Mapping[str, JSON] = field(default_factory=dict)  # as MCP results, for a process that waits for them
+    prewritten: tuple[Record, ...] = ()  # records of this turn that were written before its frame
+    decisions: tuple[Record, ...] = ()  # marks for the chain (`transcript.mending`)
+    prompt: tuple[Block, ...] = ()  # the new blocks
+    head: Head | None = None  # what the request has before its messages
+    no_prompt: bool = False  # the transcript gets no prompt of this turn
+    fresh: bool = True  # the process was started for this turn
+    rewritten: bool = False  # the session was written again because of `decisions`
+    cost_before: float = 0.0  # the CLI's total cost (USD) before the turn
+    unmet: tuple[ParameterName, ...] = ()  # see `base.Execution`
+    rewound: frozenset[str] = frozenset()  # see `rewinding.WarmPath`
+    shared: SharedUse | None = None  # the process also serves others, and has a session of its own (`sharing`)
 
     def scribe(self, session_id: str) -> Scribe:
         """Makes records that follow the path."""
@@ -102,14 +90,13 @@ class LiveSession:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRecords:
-    """Records that a turn added to the transcript. `more`: the end may not be written yet. `beside`: prompts of a
-    person in this session during the turn, which do not follow its answer: they are on no path."""
+    """Records that a turn added to the transcript."""
 
     records: list[Record]
     mark: FileMark | None
     source: RecordsFrom
-    more: bool = False
-    beside: int = 0
+    more: bool = False  # the end may not be written yet
+    beside: int = 0  # prompts of a person during the turn that do not follow its answer: they are on no path
 
 
 class Captures:
@@ -120,7 +107,7 @@ class Captures:
         self._readers: OrderedDict[str, Reader] = OrderedDict()
 
     def forget(self, session_id: str) -> None:
-        """Read it as a whole the next time."""
+        """Read the session's transcript as a whole the next time."""
         self._readers.pop(session_id, None)
 
     def is_as_known(self, session_id: str) -> bool:
@@ -203,7 +190,8 @@ class Captures:
     def _take_appended(
         self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
-        """None if it is no longer the reader's file. Raises `TooMuchAppended` if more than `most` bytes follow."""
+        """The records that were appended. None if this is no longer the reader's file. Raises `TooMuchAppended` if more
+        than `most` bytes follow."""
         appended = reader.appended(most, ready.rewound)
         if appended is None:
             return None
@@ -270,10 +258,10 @@ class Captures:
         """The answer was cut: cut its records, and rewrite the transcript."""
         added = await asyncio.to_thread(_added, path, ready, outcome, known)
         scribe = ready.scribe(outcome.session_id)
-        if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
+        if any(entry.kind == "user" for entry in added) or (added and ready.no_prompt):
             unseen = ready.process.launch.capability.takes_tools
             records = composing.cut_answer(
-                added, outcome.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet
+                added, outcome.as_cli_has_it, scribe, turn.model, unseen=unseen, no_prompt=ready.no_prompt
             )
         elif await asyncio.to_thread(_continued_path, path, ready, known, outcome):
             records = _composed(ready, turn, outcome)
@@ -324,10 +312,10 @@ def _composed(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Reco
             sent.append({**block, "content": result})
         content = tuple(sent)
     prompt = [scribe.record(Message("user", content), turn.model, record_uuid=outcome.frame_uuid)] if content else []
-    if not outcome.finished and ready.process.launch.capability.takes_tools:
+    if not outcome.as_cli_has_it and ready.process.launch.capability.takes_tools:
         # A CLI drops an empty answer when it loads it, and adds a message of its own after the prompt.
         return [*prompt, composing.closing_record(scribe)]
-    return [*prompt, scribe.record(Message("assistant", client_tools.as_cli(outcome.finished)), turn.model)]
+    return [*prompt, scribe.record(Message("assistant", client_tools.as_cli(outcome.as_cli_has_it)), turn.model)]
 
 
 def records_after(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
@@ -483,8 +471,9 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
                 above = by_uuid.get(above.parent)
         elif entry.parent in others:
             others.add(uuid)
-    among = [uuid in others for uuid in by_uuid]
-    if not has_invented_answer and among == sorted(among):
+    is_others = [uuid in others for uuid in by_uuid]
+    all_at_the_end = is_others == sorted(is_others)
+    if not has_invented_answer and all_at_the_end:
         return entries
     return [entry for entry in entries if entry.uuid not in others]
 
@@ -495,12 +484,12 @@ def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: Tur
     users = [entry for entry in path if entry.kind == "user"]
     if not is_complete_turn(path, ready, outcome) or not transcript.unbroken(path, ready.leaf):
         return []
-    if is_damaged(path, [*ready.prompt, *ready.results.values(), *outcome.finished]):
+    if is_damaged(path, [*ready.prompt, *ready.results.values(), *outcome.as_cli_has_it]):
         return []
-    has_frame = any(entry.uuid == outcome.frame_uuid for entry in users)
-    if not ready.quiet and (not users or (not has_frame and any(entry.data.get("promptSource") for entry in users))):
-        return []
-    return [entry.record() for entry in entries]
+    is_ours = any(entry.uuid == outcome.frame_uuid for entry in users)
+    if not is_ours and users:  # CLI 1.x gives our prompt another uuid; it does not write `promptSource`
+        is_ours = not any(entry.data.get("promptSource") for entry in users)
+    return [entry.record() for entry in entries] if is_ours or ready.no_prompt else []
 
 
 def is_complete_turn(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
@@ -523,15 +512,15 @@ def is_damaged(path: Sequence[Entry], blocks: Sequence[JSON]) -> bool:
     return not missing.isdisjoint(map(len, found - expected))
 
 
-_HOLD_TEXT = frozenset({"text", "thinking", "signature", "content"})
+_TEXT_FIELDS = frozenset({"text", "thinking", "signature", "content"})
 
 
 def _texts(blocks: Sequence[JSON]) -> set[str]:
-    """Texts, thinking and signatures in these blocks and in nested ones."""
+    """The texts in these blocks and in nested ones."""
     found: set[str] = set()
     for block in blocks:
         for name, value in block.items():
-            if name not in _HOLD_TEXT:
+            if name not in _TEXT_FIELDS:
                 continue
             if isinstance(value, str):
                 found.add(value)

@@ -97,22 +97,28 @@ def ids_in_records(parent: Turn, open_ids: Sequence[str]) -> dict[str, str]:
 
 
 def cut_answer(
-    entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool, quiet: bool = False
+    entries: Sequence[Entry],
+    output: Sequence[Block],
+    scribe: Scribe,
+    model: str,
+    *,
+    unseen: bool,
+    no_prompt: bool = False,
 ) -> list[Record]:
     """The turn's records up to the end of the answer: whole ones, then one with the last text.
 
     `output`: the cut answer; only its last text may be shortened. `unseen`: the CLI accepts an answer that the model
-    never sees, for an empty answer. `quiet`: the records have no prompt; else records before the prompt are no part of
-    the answer.
+    never sees, for an empty answer. `no_prompt`: the records have no prompt; else records before the prompt are no part
+    of the answer.
     """
     ends_with_text = bool(output) and output[-1].get("type") == "text"
     whole = len(output) - ends_with_text
-    prompts = [] if quiet else [at for at, entry in enumerate(entries) if entry.on_path and entry.kind == "user"]
+    prompts = [] if no_prompt else [at for at, entry in enumerate(entries) if entry.on_path and entry.kind == "user"]
     start = prompts[0] if prompts else 0
     shortened: list[Entry] = list(entries[:start])
     full = False
     for at, entry in enumerate(entries[start:]):
-        if entry.on_path and entry.kind == "user" and (full or (is_interruption(entry) and (quiet or at > 0))):
+        if entry.on_path and entry.kind == "user" and (full or (is_interruption(entry) and (no_prompt or at > 0))):
             break  # the CLI's own messages: "go on", or "interrupted"
         if entry.on_path and entry.kind == "assistant":
             full = entry.data.get("message", {}).get("stop_reason") == "max_tokens"

@@ -206,15 +206,15 @@ class Sessions:
         """A process with the path. Ends it and raises WrongTranscript if it loaded something else."""
         job, parent = context.job, context.job.parent
         prewritten: list[Record] = []
-        quiet = False
+        no_prompt = False
         called = parent is not None and any(block.get("type") == "tool_use" for block in parent.output)
         if parent is not None and called:
             waiting = None if decided.records else await self._waiting_process(context, parent)
             if waiting is not None:
                 return waiting
             prepared, prewritten = await self._reopened(context, parent, decided.records)
-            quiet = not job.prompt
-            if quiet and not context.capability.takes_parameters:  # set for the whole process, not for one turn
+            no_prompt = not job.prompt
+            if no_prompt and not context.capability.takes_parameters:  # set for the whole process, not for one turn
                 context = replace(context, env={**context.env, **environment.NO_COMPACTION})
         elif context.shared:
             return await self._shared_process(context)
@@ -247,15 +247,15 @@ class Sessions:
                 session = await self._loaded(session, process, lenient=last)
             # The CLI's total cost in USD before this turn. A resumed process continues the total that the last one
             # wrote into the transcript at its end (2.1.329).
-            spent = 0.0
+            cost_before = 0.0
             warm_path = self._warm_paths.get(session.id) if warm else None
             if warm_path is not None:
-                spent = warm_path.total
+                cost_before = warm_path.total
             elif context.capability.keeps_session_id:
-                spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
+                cost_before = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[ParameterName, ...] = ()
             if process.env_set or job.results or parameters.has_parameters(job.turn.options):
-                unmet = await parameters.apply(process, job, skip=context.without_parameters, compacts=not quiet)
+                unmet = await parameters.apply(process, job, skip=context.without_parameters, compacts=not no_prompt)
         except BaseException:  # nobody else would give the process back
             process.kill()
             await self._pool.checkin(process)
@@ -275,9 +275,9 @@ class Sessions:
             links=prepared.links,
             evidence=evidence,
             prewritten=tuple(prewritten),
-            quiet=quiet,
+            no_prompt=no_prompt,
             fresh=not warm and process.session_id == launch.session_id,
-            spent=spent,
+            cost_before=cost_before,
             unmet=unmet,
             rewound=frozenset() if warm_path is None else warm_path.rewound,
         )
@@ -342,7 +342,7 @@ class Sessions:
             raise
         return LiveSession(
             process, session, "warm", leaf, (), Evidence(waited=True), results,
-            quiet=True, fresh=False, spent=warm_path.total, unmet=unmet,
+            no_prompt=True, fresh=False, cost_before=warm_path.total, unmet=unmet,
         )  # fmt: skip
 
     async def _shared_process(self, context: TurnContext) -> LiveSession:
@@ -360,7 +360,7 @@ class Sessions:
         link = context.link(None, use.session_id, "started", {})
         return LiveSession(
             process, session, "started", None, (link,), Evidence(shared=True),
-            fresh=not shared.uses, spent=shared.total, unmet=unmet, shared=use,
+            fresh=not shared.uses, cost_before=shared.total, unmet=unmet, shared=use,
         )  # fmt: skip
 
     # rewinding
@@ -404,7 +404,7 @@ class Sessions:
             link = context.link(session_id, session_id, "branched", done.as_json())
             return LiveSession(
                 process, session, "branched", warm_path.mark.leaf, (link,), Evidence(written=done),
-                fresh=False, spent=warm_path.total, unmet=unmet, rewound=warm_path.rewound,
+                fresh=False, cost_before=warm_path.total, unmet=unmet, rewound=warm_path.rewound,
             )  # fmt: skip
         return None
 
@@ -567,7 +567,7 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process's memory is now the path to this turn. Drop entries of dead processes.
-            total = ready.spent if outcome.cost_total is None else outcome.cost_total
+            total = ready.cost_before if outcome.cost_total is None else outcome.cost_total
             self._warm_paths[session_id] = WarmPath(turn.id, taken.mark, total)
             if len(self._warm_paths) > 2 * self._settings.max_processes:
                 for gone in [known for known in self._warm_paths if self._pool.peek(known) is None]:
@@ -576,7 +576,7 @@ class Sessions:
             self.decisions.remember(turn.id, ready.head)
         if (use := ready.shared) is not None:
             use.sound = taken.mark is not None and taken.source == "transcript" and not forked
-            use.shared.total = ready.spent if outcome.cost_total is None else outcome.cost_total
+            use.shared.total = ready.cost_before if outcome.cost_total is None else outcome.cost_total
             self._warm_paths.pop(session_id, None)
             self.captures.forget(session_id)
             # Lines without a uuid may be others'; the turn's messages are in connected records.
@@ -634,7 +634,7 @@ class Sessions:
             return False
         if not (process.usable or await process.stopped()) or not await process.rewind(failed.frame, failed.frame):
             return False
-        total = ready.spent if failed.cost_total is None else failed.cost_total
+        total = ready.cost_before if failed.cost_total is None else failed.cost_total
         rewound = ready.rewound | {failed.frame}
         self._warm_paths[session.id] = WarmPath(session.tip_turn_id, session.mark, total, rewound)
         await self._pool.checkin(process)

@@ -94,9 +94,9 @@ def test_what_others_said_behind_a_turn_is_told_from_it_in_linear_time(tmp_path:
     others = [record(f"u{n}", "a" if n == 0 else f"u{n - 1}", "assistant" if n % 2 else "user") for n in range(MANY)]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in (*own, *others)))
     ready = cast(Any, type("Ready", (), {})())
-    ready.leaf, ready.results, ready.quiet, ready.prompt, ready.rewound = None, {}, False, (), frozenset()
+    ready.leaf, ready.results, ready.no_prompt, ready.prompt, ready.rewound = None, {}, False, (), frozenset()
     ready.session = Session(SESSION, 1, None, str(path), "", 1.0)
-    said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "finished": ()})())
+    said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "as_cli_has_it": ()})())
     began = time.process_time()
     taken = capture.Captures(cast(Any, None))._take_appended(Reader(path), ready, said)
     assert time.process_time() - began < SECONDS
