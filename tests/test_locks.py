@@ -50,7 +50,7 @@ def test_on_macos_it_is_asked_to_reach_the_drive_and_fsync_stands_in_where_that_
 
 
 def test_the_key_and_a_backup_with_its_name_reach_the_drive(asked: Asked, tmp_path: Path) -> None:
-    keys.make(tmp_path / "var")
+    keys.make_key(tmp_path / "var")
     assert asked == ["full"]
     copy_aside(tmp_path / "none", tmp_path / "copy")
     assert asked == ["full"] * 3

@@ -41,13 +41,13 @@ from ..stores.base import Granted, LeaseHeld, Proxy, Store
 from ..stores.sql.moving import Move, MovedRows, NotHeld
 from ..stores.sqlite.store import FILE
 from .listing import moment_of
-from .stored import agent_in, engine_in, made, opened
+from .stored import agent_in, engine_in, opened, opened_or_new
 from .terminal import progress_bar
 
 
 async def adopt(settings: Settings, owner: str, session: str, agent_id: str | None) -> Adopted:
     """Adopt a session of the CLI, given by its id or file. Raises `NotFound`, `InvalidRequest`."""
-    async with _ready(settings) as store, _looking() as look:
+    async with _writable(settings) as store, _media_checks() as look:
         with progress_bar("adopting") as move_bar:
             return await adopt_session(settings, store, owner, agent_id, session, look, move_bar)
 
@@ -96,7 +96,7 @@ class _ClaudeRecordChecks:
 
 async def import_(settings: Settings, owner: str, source: Path | str, agent_id: str | None) -> MovedChain:
     """Import a file of `export` or of an archive. Raises `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
-    async with _ready(settings) as store, _looking() as look:
+    async with _writable(settings) as store, _media_checks() as look:
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
             move_bar = stack.enter_context(progress_bar("importing"))
@@ -145,15 +145,15 @@ def line_of(done: Outcome, place: str, *, dry_run: bool) -> str:
 
 
 @asynccontextmanager
-async def _ready(settings: Settings) -> AsyncIterator[Store]:
+async def _writable(settings: Settings) -> AsyncIterator[Store]:
     """The store, for writing; its directory is created."""
     await asyncio.to_thread(make_private, settings.var)
-    async with made(settings) as store:
+    async with opened_or_new(settings) as store:
         yield store
 
 
 @asynccontextmanager
-async def _looking() -> AsyncIterator[Replacement]:
+async def _media_checks() -> AsyncIterator[Replacement]:
     """Inspects images and documents in a helper process. Call it on another thread."""
     aside, loop = Aside(), asyncio.get_running_loop()
     media = Media(aside)
@@ -173,11 +173,11 @@ async def _looking() -> AsyncIterator[Replacement]:
 log = logs.get(__name__)
 
 # Seconds between requests for a lease that another proxy holds.
-AGAIN = 0.05
+ASK_INTERVAL = 0.05
 # How many leases are requested concurrently.
 AT_ONCE = 16
-# How many times leases of agents are taken that were created meanwhile.
-TRIES = 100
+# How many times the last changes are copied, if agents were created meanwhile whose leases are missing.
+ROUNDS = 100
 
 
 def target_of(settings: Settings, to: str) -> Settings:
@@ -212,9 +212,9 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
 
         move = move_of(settings, target, step)
         try:
-            if await asyncio.to_thread(move.was_marked):
+            if await asyncio.to_thread(move.was_marked):  # an earlier move copied all, and was stopped after that
                 return await asyncio.to_thread(move.open_target)
-            async with made(settings) as store:
+            async with opened_or_new(settings) as store:
                 for part in (move.begin, move.copy, move.verify, move.catch_up):
                     await asyncio.to_thread(part)
                 return await _finish(settings, store, move)
@@ -224,7 +224,7 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
 
 async def give_up(settings: Settings, to: str) -> None:
     """Abandon a move that was begun. The store is unchanged."""
-    async with made(settings):
+    async with opened_or_new(settings):
         await asyncio.to_thread(move_of(settings, target_of(settings, to)).give_up)
 
 
@@ -238,7 +238,7 @@ async def _finish(settings: Settings, store: Store, move: Move) -> MovedRows:
     try:
         async with _heartbeats(store, proxy):
             agent_keys: Sequence[int] = ()  # of the agents whose leases are missing
-            for _ in range(TRIES):
+            for _ in range(ROUNDS):
                 await _acquire(store, instances, proxy, agent_keys)
                 await asyncio.to_thread(move.catch_up)
                 try:
@@ -292,7 +292,7 @@ async def _acquire(store: Store, instances: Instances, proxy: Proxy, agent_keys:
                     answer = await store.acquire(agent_key, proxy, dead=(answer.holder,), awake=pauses.was_awake)
             if isinstance(answer, Granted):
                 return
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(ASK_INTERVAL)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -29,12 +29,12 @@ async def opened(settings: Settings, *, may_be_new: bool = False) -> AsyncIterat
             raise ConfigError(f"no store at {settings.var}: name the directory that `serve` was started with")
         yield None
         return
-    async with made(settings) as store:
+    async with opened_or_new(settings) as store:
         yield store
 
 
 @asynccontextmanager
-async def made(settings: Settings) -> AsyncIterator[Store]:
+async def opened_or_new(settings: Settings) -> AsyncIterator[Store]:
     """The store, created if there is none."""
     store = store_for(settings, migration_progress)
     await store.open()

@@ -172,7 +172,7 @@ class Engine:
             settle=self._recovery.settle,
             flush=self._before_handover,
             retire=self.backend.retire,
-            fenced=self._fenced,
+            lease_lost=self._lease_lost,
             busy=lambda: bool(self._live),
             in_lane=self.busy,
             end=self._cancel_here,
@@ -312,7 +312,7 @@ class Engine:
     def running(self) -> int:
         return self._running
 
-    def _fenced(self, agent_key: int) -> None:
+    def _lease_lost(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: cancel the agent's turns here."""
         for live in list(self._live.values()):
             if live.turn.agent_key == agent_key and (live.lease is not None or live.wait is not None):

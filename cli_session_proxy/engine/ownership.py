@@ -46,7 +46,7 @@ HEARTBEAT = 0.3
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
 # After a lease was handed over, turns here wait so many times `LAST_WAIT` for the other proxy to take it.
-GAP = 40
+TAKE_WAITS = 40
 # A reading of the store's clock that took at most so many seconds always replaces the last one. During a longer reading
 # this process may have been paused.
 EXACT = 1.0
@@ -208,7 +208,7 @@ class Ownership:
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
     - `flush(agent, lease)` stores what only this proxy knows, before the lease is handed over.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
-    - `fenced(agent_key)` is called when a lease was lost: the agent's turns here have to stop.
+    - `lease_lost(agent_key)` is called when another proxy got a lease of ours: the agent's turns here have to stop.
     - `busy()`: whether turns wait or run here; `in_lane(agent_key)`: whether turns of this agent do.
     - `end(turn_id, by)` ends a turn here that another proxy cancelled.
     """
@@ -222,7 +222,7 @@ class Ownership:
         settle: Callable[[Agent, Lease], Awaitable[None]],
         flush: Callable[[Agent, Lease], Awaitable[None]],
         retire: Callable[[Agent], Awaitable[None]],
-        fenced: Callable[[int], None],
+        lease_lost: Callable[[int], None],
         busy: Callable[[], bool],
         in_lane: Callable[[int], bool],
         end: Callable[[str, CancelledBy], None],
@@ -234,15 +234,15 @@ class Ownership:
         self._settle = settle
         self._flush = flush
         self._retire = retire
-        self._fenced = fenced
+        self._lease_lost = lease_lost
         self._busy = busy
         self._in_lane = in_lane
         self._end = end
-        self._held: dict[int, _Holding] = {}
+        self._held: dict[int, _HeldLease] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
         self._requested: dict[int, float] = {}  # when other proxies first asked for a lease, by agent; the loop's time
-        self._lost: list[Agent] = []  # agents that another proxy took over; a process of them may be left here
+        self._taken_over: list[Agent] = []  # by another proxy; a process of such an agent may be left here
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._pauses = PauseWatch(self.proxy.lease)
 
@@ -267,8 +267,8 @@ class Ownership:
             else:
                 await asyncio.sleep(min(POLL_ALONE, longest))
             self._pauses.was_awake()
-            lost, self._lost = self._lost, []
-            await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
+            taken_over, self._taken_over = self._taken_over, []
+            await asyncio.gather(*(self._retire_taken_over(agent) for agent in taken_over))
             try:
                 has_peers = self._instances.spans_hosts or bool(self._instances.others())
                 if not has_peers or not (self._held or self._busy()):  # nobody can ask, or there is nothing to ask for
@@ -331,7 +331,7 @@ class Ownership:
         """
         async with self._locked(agent.key):
             if agent.key in self._requested:
-                await self._give_way(agent.key)
+                await self._let_others_first(agent.key)
             wait = FIRST_WAIT
             while True:
                 lease = await self._acquire(agent)
@@ -402,7 +402,7 @@ class Ownership:
             if isinstance(result, LeaseHeld):
                 return None
             self._renewed = asyncio.get_running_loop().time()
-            held = self._held[agent.key] = _Holding(result.lease, agent, settled=result.taken_from is None)
+            held = self._held[agent.key] = _HeldLease(result.lease, agent, settled=result.taken_from is None)
             if result.taken_from is not None:
                 holder = result.taken_from
                 log.warning("agent_taken_over", agent=agent.agent_id, epoch=result.lease.epoch, former=holder)
@@ -434,14 +434,14 @@ class Ownership:
         return True
 
     async def _release_unused(self, agent_key: int) -> None:
-        # The next turn of the lane hands over before it runs, if others have waited long enough (`_give_way`).
+        # The next turn of the lane hands over before it runs, if others have waited long enough (`_let_others_first`).
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._locked(agent_key):
             with failures_logged("lease_not_handed_over"):  # tried again at the next poll
                 await self._release(agent_key)
 
-    async def _give_way(self, agent_key: int) -> None:
+    async def _let_others_first(self, agent_key: int) -> None:
         """Hand the lease over before the next turn here, if another proxy has waited for it for `lease` seconds: while
         turns follow each other without a pause, `serve_requests` never finds the lease unused.
 
@@ -455,14 +455,14 @@ class Ownership:
             if any(turn.instance not in (None, self._instances.id) and not turn.attempts for turn in waiting):
                 return
             await self._release(agent_key)
-            for _ in range(GAP):
+            for _ in range(TAKE_WAITS):
                 if (await self._store.whereabouts(agent_key)).holder is not None:
                     return
                 await asyncio.sleep(LAST_WAIT)
         except ProxyError as exc:  # the other proxy asks again
             log.warning("lease_not_handed_over", error=exc.message)
 
-    async def _retire_lost(self, agent: Agent) -> None:
+    async def _retire_taken_over(self, agent: Agent) -> None:
         """End this proxy's process of an agent that another proxy has taken over: it no longer has the path."""
         if self._users[agent.key] or agent.key in self._held:  # a turn here compares the process with the path
             return
@@ -487,6 +487,7 @@ class Ownership:
             raise
 
     async def _renew(self) -> None:
+        """Send a heartbeat. It shows which leases were lost."""
         held_before = dict(self._held)
         began = asyncio.get_running_loop().time()
         renewed = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
@@ -495,8 +496,8 @@ class Ownership:
             if renewed.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
-                self._fenced(agent_key)
-                self._lost.append(held.agent)
+                self._lease_lost(agent_key)
+                self._taken_over.append(held.agent)
         await self._instances.set_clock()  # last, so that a failure here does not hide a lost lease
 
 
@@ -514,8 +515,8 @@ def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[
 
 
 class PauseWatch:
-    """Whether this process was paused within the last `lease` seconds. To notice, `was_awake` must be called at least
-    every `HEARTBEAT * lease` seconds; from any thread.
+    """Notices that this process was paused: `was_awake` is called at least every `HEARTBEAT * lease` seconds, from any
+    thread, and a longer time between two calls was a pause.
 
     If the machine slept, the other proxies did, too: their expired heartbeats mean nothing until they had time to renew
     them.
@@ -523,24 +524,25 @@ class PauseWatch:
 
     def __init__(self, lease: float) -> None:
         self._lease = lease
-        self._ran = time.time()  # when this was last called
-        self._woke = 0.0  # when its last pause ended
+        self._last_call = time.time()
+        self._pause_ended = 0.0
 
     def was_awake(self) -> bool:
+        """Whether there was no pause within the last `lease` seconds."""
         now = time.time()
-        if abs(now - self._ran) > HEARTBEAT * self._lease:
-            self._woke = now
-        self._ran = now
-        return now - self._woke >= self._lease
+        if abs(now - self._last_call) > HEARTBEAT * self._lease:
+            self._pause_ended = now
+        self._last_call = now
+        return now - self._pause_ended >= self._lease
 
 
 @dataclass(slots=True, eq=False)
-class _Holding:
-    """A lease of this proxy. `settled`: the former holder's turns and processes are settled."""
+class _HeldLease:
+    """A lease of this proxy."""
 
     lease: Lease
     agent: Agent
-    settled: bool
+    settled: bool  # the turns and processes that the former holder left are ended
     uses: int = 0  # how often turns have used it
 
 

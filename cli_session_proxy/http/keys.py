@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 from .gateway import OWNER_NAME, Address, Gateway
 
-# The file in `var` that `serve --make-key` writes, the prefix of its keys, and its largest size in bytes.
-MADE_KEY = "key"
+# The file in `var` that `serve --make-key` writes, the prefix of its key, and its largest size in bytes.
+KEY_FILE = "key"
 PREFIX = "csp-"
 LONGEST = 4096
 # The most parameters of an address that may have a key: each is decoded, and each key hashed.
 PARAMETERS = 64
-_ANOTHER = "remove it, then `serve --make-key` makes another"
+_REPLACE_IT = "remove it, then `serve --make-key` makes another"
 
 
 class Keys:
@@ -48,15 +48,15 @@ class Keys:
     def __init__(self, settings: Settings) -> None:
         keys = {name: secret.get_secret_value() for name, secret in settings.keys.items()}
         if settings.keys_file is not None:
-            keys |= _read(settings.keys_file)
+            keys |= _read_keys(settings.keys_file)
         for name, secret in keys.items():
             _check(name, secret)
         self._owners = {_digest(secret): name for name, secret in keys.items()}
         if len(self._owners) < len(keys):
             raise ConfigError("two [keys] have the same secret: give each name its own")
-        made_key = _made(settings.var / MADE_KEY)
+        made_key = _read_key(settings.var / KEY_FILE)
         if made_key is not None:
-            _check(str(settings.var / MADE_KEY), made_key, named=False)
+            _check(str(settings.var / KEY_FILE), made_key, named=False)
             self._owners[_digest(made_key)] = LOCAL_OWNER
         self._gateway = None if settings.trusted_header is None else Gateway(settings)
         unknown = sorted(set(settings.operators) - keys.keys())
@@ -112,9 +112,9 @@ class Keys:
                 raise Unauthorized(f"the address has more than {PARAMETERS} parameters: send fewer") from exc
         presented = [secret for secret in presented if secret]
         for secret in presented:
-            found, given = None, _digest(secret)
+            found, presented_digest = None, _digest(secret)
             for digest, owner in self._owners.items():  # all of them: the time does not depend on the key
-                if hmac.compare_digest(digest, given):
+                if hmac.compare_digest(digest, presented_digest):
                     found = owner
             if found is not None:
                 return found
@@ -128,7 +128,7 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_keys(path: Path) -> dict[str, str]:
     try:
         data = tomllib.loads(read_secret(path, "keys_file").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -139,9 +139,9 @@ def _read(path: Path) -> dict[str, str]:
     return data
 
 
-def make(var: Path) -> Path:
-    """The file of this `var`'s own key, created if there is none. Raises `ConfigError`."""
-    path = var / MADE_KEY
+def make_key(var: Path) -> Path:
+    """The file with the key of this `var`; it is written if there is none. Raises `ConfigError`."""
+    path = var / KEY_FILE
     try:
         make_private(var)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -156,18 +156,18 @@ def make(var: Path) -> Path:
     return path
 
 
-def _made(path: Path) -> str | None:
+def _read_key(path: Path) -> str | None:
     """The key in the file; None without a file. Refused if others can read or write the file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
-        raise ConfigError(f"the key {path} cannot be read ({exc.strerror}): {_ANOTHER}") from exc
+        raise ConfigError(f"the key {path} cannot be read ({exc.strerror}): {_REPLACE_IT}") from exc
     try:
         state = os.fstat(handle)
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
-            raise ConfigError(f"the key {path} must be a file of yours with mode 0600: {_ANOTHER}")
+            raise ConfigError(f"the key {path} must be a file of yours with mode 0600: {_REPLACE_IT}")
         return os.read(handle, LONGEST).decode("ascii", "replace").strip()
     finally:
         os.close(handle)

@@ -31,7 +31,7 @@ from .binding import bound, served_already
 from .bounds import Bounds
 from .connection import Connection
 from .gate import Gate
-from .keys import MADE_KEY, Keys, make
+from .keys import KEY_FILE, Keys, make_key
 from .listening import Listening
 from .metrics import TelemetryMetrics, add_metrics
 from .openapi import add_openapi
@@ -118,7 +118,7 @@ async def serve(
     `progress` shows the progress of a store's migration. `beside` runs once the server is ready.
     """
     if settings.make_key:
-        make(settings.var)
+        make_key(settings.var)
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
     if confined and settings.uds is None and not Keys(settings):
         raise ConfigError(
@@ -286,7 +286,7 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
             "no key: every user and every program of this machine can use this proxy and read its chains; start it "
             "with --make-key to ask for a key, or with --uds PATH to be alone"
         )
-    elif (made := settings.var / MADE_KEY).exists():
+    elif (made := settings.var / KEY_FILE).exists():
         yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
     if any(network.is_loopback for network in settings.trusted_header_from):
         yield (

@@ -15,7 +15,7 @@ from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscrip
 from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.commands import moving, verifying
-from cli_session_proxy.commands.stored import made
+from cli_session_proxy.commands.stored import opened_or_new
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import make_private
@@ -302,7 +302,7 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
         await adopted(settings, source)
     else:
         await asyncio.to_thread(make_private, settings.var)
-        async with made(settings) as store:  # as an older version would have taken it in
+        async with opened_or_new(settings) as store:  # as an older version would have taken it in
             await adoption.adopt_session(
                 settings, store, "local", "a", str(source), lambda _: None, lambda _done, _whole: None
             )

@@ -137,14 +137,14 @@ async def test_a_move_in_which_the_machine_sleeps_takes_no_agent_from_a_turn(
         return real() + store.slept
 
     @asynccontextmanager
-    async def made(_settings: Settings) -> AsyncIterator[Store]:
+    async def opened_or_new(_settings: Settings) -> AsyncIterator[Store]:
         async with opened(lambda: store):
             yield store
 
     engine = Engine(settings, SqliteStore(settings.var / FILE, clock=clock), MemoryBackend(slow))
     store = SleepsAsItAsks(settings.var / FILE, clock=clock)
     monkeypatch.setattr(time, "time", clock)
-    monkeypatch.setattr(moving, "made", made)
+    monkeypatch.setattr(moving, "opened_or_new", opened_or_new)
     await engine.start()
     try:
         turn = asyncio.create_task(ask(engine, "hello"))

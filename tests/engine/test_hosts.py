@@ -220,7 +220,7 @@ async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, 
                 raise
 
         one.store.commit = late  # type: ignore[method-assign]
-        one.engine._fenced = lambda agent_key: None  # type: ignore[method-assign]  # it has not noticed yet
+        one.engine._lease_lost = lambda agent_key: None  # type: ignore[method-assign]  # it has not noticed yet
         with pytest.raises(ProxyError) as told:
             await ask(one.engine, "late")
         assert told.value.status == 503

@@ -280,7 +280,7 @@ async def test_turns_without_a_pause_let_another_proxy_have_the_agent(settings: 
 async def test_nobody_waits_long_for_a_proxy_that_wanted_the_agent_once(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "GAP", 2)
+    monkeypatch.setattr(ownership, "TAKE_WAITS", 2)
     settings = settings.model_copy(update={"lease": 2.0})
     model = Model()
     async with core(settings, model) as (engine, backend):
@@ -594,7 +594,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         assert isinstance(await store.acquire(agent.key, Proxy("gone", "here", -1.0)), Granted)
         own = Ownership(
             store, Instances(tmp_path), 60.0, settle=settle, flush=nothing, retire=nothing,
-            fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: False, end=lambda *_: None,
+            lease_lost=lambda _key: None, busy=lambda: False, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
         with pytest.raises(StoreUnavailable):
             async with own.hold(agent):
@@ -636,7 +636,7 @@ async def test_a_lease_is_not_handed_over_between_two_turns_of_a_lane(tmp_path: 
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         own = Ownership(
             store, Instances(tmp_path), 0.3, settle=nothing, flush=nothing, retire=retire,
-            fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: in_lane, end=lambda *_: None,
+            lease_lost=lambda _key: None, busy=lambda: False, in_lane=lambda _key: in_lane, end=lambda *_: None,
         )  # fmt: skip
         async with own.hold(agent):
             pass
@@ -680,7 +680,7 @@ async def test_a_proxy_without_peers_waits_for_no_question_until_one_comes(
     store, here, beside = Waited(tmp_path / FILE), Looking(tmp_path), Instances(tmp_path)
     async with opened(lambda: store):
         own = Ownership(
-            store, here, 0.3, settle=nothing, flush=nothing, retire=nothing, fenced=lambda _key: None,
+            store, here, 0.3, settle=nothing, flush=nothing, retire=nothing, lease_lost=lambda _key: None,
             busy=lambda: True, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
         handing_over = asyncio.create_task(own.serve_requests())

@@ -22,7 +22,7 @@ from cli_session_proxy.errors import ConfigError, Unauthorized
 from cli_session_proxy.http.audit import audit_of
 from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.gateway import Gateway, is_among, is_this_machine, peer_of
-from cli_session_proxy.http.keys import Keys, make
+from cli_session_proxy.http.keys import Keys, make_key
 from cli_session_proxy.http.server import notices
 from cli_session_proxy.settings import Profile, Settings, load
 from turnfault.provider.upstream import Upstream
@@ -121,7 +121,7 @@ async def test_several_values_and_what_is_no_owners_name_are_an_invalid_request(
 
 async def test_this_machines_own_key_counts_elsewhere_and_never_at_the_gateway(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "var")
-    make(settings.var)
+    make_key(settings.var)
     key = key_of(settings, "local")
     async with serving(FakeEngine().as_engine(), settings) as url, clients(url) as (gateway, other):
         assert (await other.get("/v1/models", headers=key)).status_code == 200

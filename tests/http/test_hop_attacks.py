@@ -78,7 +78,7 @@ async def start(make_settings: MakeSettings, claude_2: Path, tmp_path: Path) -> 
             port = more.pop("port", None) or free_port()
             told = {"advertise": f"http://127.0.0.1:{port}", "cluster_key": SecretStr(KEY), **more}
             settings = make_settings(claude_bin=claude_2, port=port, lease=LEASE, **told)
-            key = await asyncio.to_thread(lambda: keys.make(settings.var).read_text().strip())
+            key = await asyncio.to_thread(lambda: keys.make_key(settings.var).read_text().strip())
             address, process = await stack.enter_async_context(serve(settings, tmp_path, program))
             as_client = {"Authorization": f"Bearer {key}"}
             http = httpx.AsyncClient(base_url=address, headers=as_client, trust_env=False, timeout=PATIENCE)

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from cli_session_proxy.domain.models import Message, Status, Turn, Usage
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export.lists import DAY, DAYS, summed
-from cli_session_proxy.http.keys import make
+from cli_session_proxy.http.keys import make_key
 from cli_session_proxy.http.ui.overview import in_need_of_attention
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewChain, TurnFacts, WholeTurn
@@ -233,4 +233,4 @@ async def test_half_a_character_in_an_answer_keeps_nothing_from_being_shown(tmp_
 
 
 def _made(var: Path) -> str:
-    return make(var).read_text().strip()
+    return make_key(var).read_text().strip()

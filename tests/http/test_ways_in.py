@@ -23,7 +23,7 @@ from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.prerequisites import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bind, bound
-from cli_session_proxy.http.keys import PREFIX, Keys, make
+from cli_session_proxy.http.keys import PREFIX, Keys, make_key
 from cli_session_proxy.http.served import Served, served_at, server_pid
 from cli_session_proxy.http.server import notices
 from cli_session_proxy.settings import GitMemory, Profile, Settings
@@ -66,7 +66,7 @@ def served(var: Path, *options: str | Path, lines: int = 1, code: int = 0) -> It
 async def test_a_program_on_the_port_of_a_killed_proxy_is_sent_no_key(tmp_path: Path) -> None:
     var = tmp_path / "var"
     await asyncio.to_thread(fill, var, "ada")
-    make(var)
+    make_key(var)
     with served(var, "--port", "0", code=-signal.SIGKILL) as said:
         where = served_at(var)
         assert where is not None
@@ -229,7 +229,7 @@ def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -
             assert http.get("/healthz").status_code == 200
             assert http.get("/v1/chains").status_code == 401
             assert http.get("/v1/chains", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
-    assert make(var).read_text().strip() == secret
+    assert make_key(var).read_text().strip() == secret
     with served(var, "--port", "0"):  # once made it is asked for, whatever the flags are
         where = served_at(var)
         assert where is not None
@@ -239,7 +239,7 @@ def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -
 @asynccontextmanager
 async def locked(var: Path) -> AsyncIterator[str]:
     settings = Settings(var=var, port=0, claude_config_dir=var.with_name("config"))
-    make(var)
+    make_key(var)
     async with started(NoCli(settings), settings) as url:
         yield url
 
@@ -269,7 +269,7 @@ async def test_its_owner_is_local_so_that_what_was_there_before_stays_in_sight(t
 @pytest.mark.parametrize("wrong", ["readable", "link", "folder", "short"])
 def test_a_key_that_others_may_know_is_refused(tmp_path: Path, wrong: str) -> None:
     var = tmp_path / "var"
-    path = make(var)
+    path = make_key(var)
     if wrong == "readable":
         path.chmod(0o640)
     elif wrong == "short":
@@ -286,7 +286,7 @@ def test_a_made_key_lets_serve_listen_on_other_addresses(tmp_path: Path) -> None
     settings = Settings(var=tmp_path / "var", host="0.0.0.0", port=0)
     with pytest.raises(ConfigError, match="--make-key"), bound(settings):
         pass
-    make(settings.var)
+    make_key(settings.var)
     with bound(settings):
         pass
 
@@ -302,7 +302,7 @@ def test_loopback_without_a_key_is_said_to_be_open_to_everybody_here(tmp_path: P
     settings = Settings(var=tmp_path / "var")
     assert "every user and every program of this machine can use this proxy and read its chains" in told(settings)
     assert told(Settings(var=tmp_path / "var", uds=tmp_path / "s", forget_unnamed="never")) == ""
-    make(settings.var)
+    make_key(settings.var)
     assert "every user" not in told(settings)
 
 

@@ -189,7 +189,7 @@ def test_whatever_the_blocks_are_every_wire_writes_the_turn(
         writer.feed(Finished(turn))
     # Readers that no address has: other models, windows, the next turn of a client that sends its history.
     rendering = Rendering(images=False, documents=brought)
-    json.dumps(rendering.path([(turn.input, turn.output)], turn.input, ()))
+    json.dumps(rendering.messages([(turn.input, turn.output)], turn.input, ()))
     sizes.size_of(turn, turn), lineage.answer_text(turn.output)
     past = lineage.past((Message.user("x"), Message("assistant", blocks.all_sound(said))))
     client_tools.with_unique_ids(past, [turn])

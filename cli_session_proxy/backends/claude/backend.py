@@ -204,7 +204,7 @@ class _ClaudeExecution:
     backend = ClaudeBackend.name
 
     def __init__(self, backend: ClaudeBackend, job: Job, ready: LiveSession) -> None:
-        self._owner = backend
+        self._backend = backend
         self._job = job
         self._ready = ready
         self.who = ready.process.launch.capability.name
@@ -214,15 +214,15 @@ class _ClaudeExecution:
         self.links: Sequence[Link] = ready.links
         self.evidence: Evidence = ready.evidence
         self.unmet: Sequence[ParameterName] = ready.unmet
-        self._answered: str | None = None
+        self._answered: str | None = None  # the session that the CLI answered in
         self._total: float | None = None  # the session's cost, as the CLI reports it
         self._interrupted = False
         self._truncated: events.Truncated | None = None
-        self._listed = permissions.listed(job.profile)
-        self._needs_approval: set[str] = set()  # calls that need approval
-        self._approval_requested: set[str | None] = set()  # calls for which approval was requested
+        self._approved_tools = permissions.listed(job.profile)  # each call of these needs approval
+        self._needs_approval: set[str] = set()  # ids of calls
+        self._approval_requested: set[str | None] = set()  # ids of calls
         self._without_parameters = job.turn.id in backend._context_full
-        self._sound = not self._without_parameters  # the process may be used again
+        self._reusable = not self._without_parameters  # the process, if this turn fails
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -253,10 +253,7 @@ class _ClaudeExecution:
                             yield base.Used(process.used)
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
                         case events.SessionFrame():
-                            await self._check_session(event.session_id)
-                            self._answered = event.session_id
-                            if self._ready.shared is None:
-                                self.session_id = event.session_id
+                            await self._answered_in(event.session_id)
                             yield base.SessionSeen(self.session_id)
                         case base.Retried():
                             retries.append(event.detail)
@@ -264,7 +261,7 @@ class _ClaudeExecution:
                         case base.PlanTold():
                             yield event
                         case base.Compacted():
-                            self._sound = False  # it cannot be rewound past a summary
+                            self._reusable = False  # the process cannot be rewound past a summary
                             # A CLI that compacts before a turn does not summarise the turn's prompt.
                             if not self._ready.process.launch.capability.does("keeps_prompt"):
                                 error = ContextTooLong(
@@ -277,7 +274,7 @@ class _ClaudeExecution:
                         case events.Truncated():
                             self._truncated = event
                             await self.interrupt()
-                        case base.Called() if self._truncated is not None:
+                        case base.Called() if self._truncated is not None:  # these calls were cut off
                             yield base.Completed("max_tokens", self._truncated.usage)
                             return
                         case base.Called():
@@ -287,47 +284,9 @@ class _ClaudeExecution:
                             yield base.Refused(event.category, event.explanation, event.usage)
                             return
                         case events.Result():
-                            # This turn's share of a running total, which restarts at 0 if the CLI did not restore it.
-                            cost = event.cost_total_usd
-                            if cost is not None:
-                                self._total = cost
-                                cost -= self._ready.cost_before if cost >= self._ready.cost_before else 0.0
+                            cost = self._cost_of_turn(event)
                             yield base.Used(event.usage, cost)
-                            if event.is_error and not self._interrupted:
-                                cli = process.launch.capability
-                                failed = failures.error_for(event, retries=retries, model=job.model, cli=cli.name)
-                                by_use = logged_in.billed_by_use(dict(process.launch.env))
-                                if isinstance(failed, ClaudeNotLoggedIn) and not cli.does("login") and not by_use:
-                                    # This CLI cannot use an existing login: it is the problem.
-                                    problem = cli.cannot("login", "use a subscription's login")
-                                    failed = ClaudeNotLoggedIn(problem, detail=failed.detail)
-                                forbidden = process.forbidden_to_compact and not self._ready.no_prompt
-                                if isinstance(failed, ContextTooLong) and forbidden:
-                                    # Compaction was off in this turn: another attempt may allow it.
-                                    self._owner._context_full.add(job.turn.id)
-                                    raise Lost("the context is full, and the CLI may compact it", failed)
-                                remedy = await self._remedy(failed)
-                                self._sound = remedy is None and not isinstance(failed, ClaudeNotLoggedIn)
-                                raise failed if remedy is None else Lost(failed.message, failed, remedy)
-                            if event.empty and not self._interrupted:
-                                self._sound = False
-                                cli = self._ready.process.launch.capability
-                                used = event.usage.output_tokens
-                                if not process.runs_others:
-                                    self._owner._doubts.failed(cli, "frames", f"{used} tokens, and no words, again")
-                                raise failures.no_words(event, cli)
-                            self._owner._doubts.worked(process.launch.capability, "frames")
-                            if event.session_id:
-                                await self._check_session(event.session_id)
-                                self._answered = event.session_id
-                                if self._ready.shared is None:
-                                    self.session_id = event.session_id
-                            if self._truncated is not None:
-                                yield base.Completed("max_tokens", self._truncated.usage, cost)
-                            else:
-                                yield base.Completed(
-                                    event.stop_reason, event.usage, cost, event.stop_sequence, event.cache_miss
-                                )
+                            yield await self._completed(event, cost, retries)
                             return
                         case base.Activity():
                             yield event
@@ -336,35 +295,75 @@ class _ClaudeExecution:
         except events.ProcessDied as died:
             died.cli = process.launch.capability.name
             if not self._interrupted or died.no_conversation or isinstance(died, events.WrongTranscript):
-                raise self._owner._error_for(job.agent, died) from died
+                raise self._backend._error_for(job.agent, died) from died
             # The answer was complete; only the CLI did not end the turn when it was told to.
             reason = None if self._truncated is None else "max_tokens"
             yield base.Completed(reason, died.used or Usage())
             return
         ended = self._ready.process.died_of("it ended the turn without a result")
-        raise self._owner._error_for(job.agent, ended)
+        raise self._backend._error_for(job.agent, ended)
 
-    async def _check_session(self, session_id: str) -> None:
-        """Raises `ProcessDied` if another agent has this session: an agent's program names it in its CLI's place. If a
-        turn fails, the process of its session is ended."""
-        if session_id in (self._ready.session.id, self._answered):
-            return
-        known = await self._owner._store.session(session_id)
-        if known is not None and known.agent_key != self._job.agent.key:
-            self._sound = False
-            raise self._ready.process.died_of("it named another agent's session as its own", retry=False)
+    def _cost_of_turn(self, result: events.Result) -> float | None:
+        """The turn's share of the session's total, which begins again at 0 if the CLI did not restore it."""
+        self._total = result.cost_total_usd if result.cost_total_usd is not None else self._total
+        before, total = self._ready.cost_before, result.cost_total_usd
+        return total - before if total is not None and total >= before else total
+
+    async def _completed(self, result: events.Result, cost: float | None, retries: Sequence[JSON]) -> base.Completed:
+        """The end of the answer. Raises `ProxyError`, or `Lost` if another attempt may succeed."""
+        process = self._ready.process
+        cli = process.launch.capability
+        if result.is_error and not self._interrupted:
+            failed = failures.error_for(result, retries=retries, model=self._job.model, cli=cli.name)
+            billed_by_use = logged_in.billed_by_use(dict(process.launch.env))
+            if isinstance(failed, ClaudeNotLoggedIn) and not cli.does("login") and not billed_by_use:
+                # This CLI cannot use an existing login: it is the problem.
+                problem = cli.cannot("login", "use a subscription's login")
+                failed = ClaudeNotLoggedIn(problem, detail=failed.detail)
+            forbidden = process.forbidden_to_compact and not self._ready.no_prompt
+            if isinstance(failed, ContextTooLong) and forbidden:
+                # Compaction was off in this turn: another attempt may allow it.
+                self._backend._context_full.add(self._job.turn.id)
+                raise Lost("the context is full, and the CLI may compact it", failed)
+            remedy = await self._remedy(failed)
+            self._reusable = remedy is None and not isinstance(failed, ClaudeNotLoggedIn)
+            raise failed if remedy is None else Lost(failed.message, failed, remedy)
+        if result.empty and not self._interrupted:
+            self._reusable = False
+            if not process.runs_others:
+                tokens = result.usage.output_tokens
+                self._backend._doubts.failed(cli, "frames", f"{tokens} tokens, and no words, again")
+            raise failures.no_words(result, cli)
+        self._backend._doubts.worked(cli, "frames")
+        if result.session_id:
+            await self._answered_in(result.session_id)
+        if self._truncated is not None:
+            return base.Completed("max_tokens", self._truncated.usage, cost)
+        return base.Completed(result.stop_reason, result.usage, cost, result.stop_sequence, result.cache_miss)
+
+    async def _answered_in(self, session_id: str) -> None:
+        """The CLI answers in this session. Raises `ProcessDied` if it is another agent's: then an agent's program named
+        it in its CLI's place, and the process of that session must not be ended if this turn fails."""
+        if session_id not in (self._ready.session.id, self._answered):
+            known = await self._backend._store.session(session_id)
+            if known is not None and known.agent_key != self._job.agent.key:
+                self._reusable = False
+                raise self._ready.process.died_of("it named another agent's session as its own", retry=False)
+        self._answered = session_id
+        if self._ready.shared is None:
+            self.session_id = session_id
 
     def _check_approval(self, entry: JSON) -> None:
         """Raises ClaudeUnavailable if a tool ran without the required approval. From the next turn on this CLI is not
         used for such tools; if a confined agent's programs may have forged this, only for this agent."""
-        if entry.get("name") in self._listed:
+        if entry.get("name") in self._approved_tools:
             self._needs_approval.add(str(entry.get("id")))
         call = entry.get("tool_use_id")
         if call not in self._needs_approval or call in self._approval_requested or entry.get("is_error"):
             return
         cli = self._ready.process.launch.capability
         if self._job.profile.confined:
-            self._owner.sessions.without_approval.add(self._job.agent.key)
+            self._backend.sessions.without_approval.add(self._job.agent.key)
         else:
             capability.failed(cli, "can_use_tool", "it ran a tool without asking")
         raise ClaudeUnavailable(f"{cli.name} ran a tool without asking, which `approve` forbids: use another version")
@@ -373,7 +372,7 @@ class _ClaudeExecution:
         """A change that may help after the provider refused the request, and was not tried yet."""
         if isinstance(error, ClaudeNotLoggedIn):
             return None if self._ready.fresh else "login"
-        return await self._owner.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
+        return await self._backend.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
 
     async def interrupt(self) -> None:
         self._interrupted = True
@@ -391,27 +390,27 @@ class _ClaudeExecution:
             cost_total=self._total,
         )
         try:
-            kept = await self._owner.sessions.capture(self._ready, job.turn, outcome)
+            kept = await self._backend.sessions.capture(self._ready, job.turn, outcome)
         except events.ProcessDied as died:
             died.cli = self._ready.process.launch.capability.name
-            raise self._owner._error_for(job.agent, died) from died
-        self._owner._restarts.lived(job.agent.key)
+            raise self._backend._error_for(job.agent, died) from died
+        self._backend._restarts.lived(job.agent.key)
         return kept
 
     async def release(self) -> None:
-        self._owner._context_full.discard(self._job.turn.id)
+        self._backend._context_full.discard(self._job.turn.id)
         job, use = self._job, self._ready.shared
         if use is not None:
             once = job.agent.agent_id.startswith(f"{ONCE}_") or (job.turn.call or {}).get("store") is False
-            await self._owner.sessions.sharing.give_back(use, job.frame_uuid, at_once=once)
+            await self._backend.sessions.sharing.give_back(use, job.frame_uuid, at_once=once)
         else:
-            await self._owner.pool.checkin(self._ready.process, stays=STALE if job.turn.placed.side else None)
+            await self._backend.pool.checkin(self._ready.process, stays=STALE if job.turn.placed.side else None)
 
     async def discard(self, *, owned: bool) -> None:
         if self._without_parameters:
-            self._owner._context_full.discard(self._job.turn.id)
-        failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._sound)
-        await self._owner.sessions.spoil(self._ready, failed, owned=owned)
+            self._backend._context_full.discard(self._job.turn.id)
+        failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._reusable)
+        await self._backend.sessions.spoil(self._ready, failed, owned=owned)
 
 
 # --- Backoff for an agent whose CLI keeps dying: after a few deaths in a row its next start is refused for a while

@@ -159,7 +159,7 @@ class LiteLLMBackend:
         from_client = [block for message in job.turn.shown_input for block in message.content]
         added = [block for block in job.prompt if block not in from_client]
         turns = ((turn.shown_input, turn.output) for turn in path.turns)
-        request_messages = await asyncio.to_thread(rendering.path, turns, job.turn.shown_input, added)
+        request_messages = await asyncio.to_thread(rendering.messages, turns, job.turn.shown_input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
         costs: list[float] = []
         summary = None

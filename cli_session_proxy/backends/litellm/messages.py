@@ -25,7 +25,7 @@ OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 FAILED = "[The call failed.]\n"
 # OpenAI accepts call ids of up to 40 characters, Anthropic these characters.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def call_id(known: str) -> str:
@@ -37,26 +37,29 @@ def call_id(known: str) -> str:
 
 @dataclass(slots=True)
 class Rendering:
-    """Renders a path for one model. `images`, `documents`: whether it accepts them; `left_out` counts the others."""
+    """Renders a path for one model. `images`, `documents`: whether the model accepts them; `left_out` counts those that
+    it does not."""
 
     images: bool = True
     documents: bool = True
     thinking_as_text: bool = False
     left_out: Counter[NoteCode] = field(default_factory=Counter)
 
-    def path(
+    def messages(
         self, path: Iterable[tuple[Sequence[Message], Sequence[Block]]], new: Sequence[Message], added: Sequence[Block]
     ) -> list[JSON]:
         """The path's exchanges, then the new messages, then `added`, which only this request has."""
         out: list[JSON] = []
         open_calls: list[str] = []
         for messages, answer in path:
-            out += self.asked(messages, open_calls)
-            out.append(self.answer(answer))
+            out += self.user_messages(messages, open_calls)
+            out.append(self.assistant_message(answer))
             open_calls = calls_of(answer)
-        return [*out, *self.asked(new, open_calls, added)]
+        return [*out, *self.user_messages(new, open_calls, added)]
 
-    def asked(self, messages: Sequence[Message], open_calls: Sequence[str], added: Sequence[Block] = ()) -> list[JSON]:
+    def user_messages(
+        self, messages: Sequence[Message], open_calls: Sequence[str], added: Sequence[Block] = ()
+    ) -> list[JSON]:
         """A message for the result of each open call, then the user's message."""
         results: dict[str, Block] = {}
         rest: list[Block] = []
@@ -69,12 +72,12 @@ class Rendering:
             else:  # a result without a call, of an imported history
                 rest += contents(block)
         out: list[JSON] = []
-        pictures: list[JSON] = []
+        media: list[JSON] = []
         for call in open_calls:
             result, shown = self._result(results.get(call), call)
             out.append(result)
-            pictures += shown
-        parts = [*pictures, *(part for block in (*rest, *added) for part in self._parts(block))]
+            media += shown
+        parts = [*media, *(part for block in (*rest, *added) for part in self._parts(block))]
         if parts:
             texts = [part["text"] for part in parts if part["type"] == "text"]
             # Only texts: one string, because some servers accept nothing else.
@@ -82,25 +85,25 @@ class Rendering:
         return out or [{"role": "user", "content": EMPTY if messages else OPENED_BY_ASSISTANT}]
 
     def _result(self, block: Block | None, call: str) -> tuple[JSON, list[JSON]]:
-        """(a result's message, which has only text; its images and files, for the user's message)."""
+        """A result's message, which has only text, and its images and files, which go into the user's message."""
         reply: JSON = {"role": "tool", "tool_call_id": call_id(call)}
         if block is None:
             return {**reply, "content": NOT_ANSWERED}, []
         parts = [part for one in contents(block) for part in self._parts(one)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        shown = [part for part in parts if part["type"] != "text"]
-        if shown:
+        media = [part for part in parts if part["type"] != "text"]
+        if media:
             texts.append("[What this call shows follows in the next message of the user.]")
-            shown.insert(0, {"type": "text", "text": f"[This is what the call {call_id(call)} shows:]"})
+            media.insert(0, {"type": "text", "text": f"[This is what the call {call_id(call)} shows:]"})
         content = "\n".join(texts) or "(no content)"
-        return {**reply, "content": f"{FAILED}{content}" if block.get("is_error") else content}, shown
+        return {**reply, "content": f"{FAILED}{content}" if block.get("is_error") else content}, media
 
-    def answer(self, blocks: Sequence[Block]) -> JSON:
+    def assistant_message(self, blocks: Sequence[Block]) -> JSON:
         """An answer with its calls. Thinking is left out, or comes first as text."""
-        text = _whole(answer_text(blocks))
+        text = _unicode(answer_text(blocks))
         if self.thinking_as_text:
             thoughts = "\n".join(str(block["thinking"]) for block in blocks if block.get("thinking"))
-            text = f"<thinking>\n{_whole(thoughts)}\n</thinking>\n{text}" if thoughts else text
+            text = f"<thinking>\n{_unicode(thoughts)}\n</thinking>\n{text}" if thoughts else text
         calls: list[JSON] = []
         for block in blocks:
             if block.get("type") == "tool_use":
@@ -109,7 +112,7 @@ class Rendering:
                     asked = {"text": asked[UNPARSED]}
                 function = {
                     "name": short_name(str(block.get("name"))),
-                    "arguments": _whole(json.dumps(asked, ensure_ascii=False)),
+                    "arguments": _unicode(json.dumps(asked, ensure_ascii=False)),
                 }
                 calls.append({"id": call_id(str(block.get("id"))), "type": "function", "function": function})
         if calls:
@@ -119,7 +122,7 @@ class Rendering:
     def _parts(self, block: Block) -> list[JSON]:
         kind, source = block.get("type"), block.get("source")
         if kind == "text":
-            text = _whole(str(block.get("text", "")))
+            text = _unicode(str(block.get("text", "")))
             return [{"type": "text", "text": text}] if text.strip() else []
         if kind in THINKING:
             return []
@@ -128,7 +131,7 @@ class Rendering:
             url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
             return [{"type": "image_url", "image_url": {"url": url}}]
         if kind == "document" and source.get("type") == "text":
-            return [{"type": "text", "text": _whole(f"{block.get('title') or 'Document'}:\n{source.get('data')}")}]
+            return [{"type": "text", "text": _unicode(f"{block.get('title') or 'Document'}:\n{source.get('data')}")}]
         if kind == "document" and source.get("type") == "content":
             inner = source.get("content")
             blocks = [{"type": "text", "text": inner}] if isinstance(inner, str) else inner or ()
@@ -143,7 +146,7 @@ class Rendering:
         if kind == "document":
             self.left_out["model_takes_no_documents"] += 1
             return [{"type": "text", "text": "[A document stood here. This model does not take it.]"}]
-        return [{"type": "text", "text": _whole(json.dumps(block, ensure_ascii=False))}]
+        return [{"type": "text", "text": _unicode(json.dumps(block, ensure_ascii=False))}]
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -151,7 +154,8 @@ class Rendering:
 
 
 def offered(tools: Sequence[Tool], allowed: Sequence[str] | None) -> list[JSON]:
-    """The client's tools, with names that every provider accepts; with several `allowed` ones, only those."""
+    """The client's tools, with names that every provider accepts. If several are `allowed`, only those; a single one is
+    named in the request's tool choice instead."""
     return [
         {
             "type": "function",
@@ -176,6 +180,6 @@ def kinds_in(blocks: Iterable[Block]) -> set[str]:
     return found
 
 
-def _whole(text: str) -> str:
-    """Without unpaired surrogates, which providers refuse."""
-    return _HALF.sub("\ufffd", text)
+def _unicode(text: str) -> str:
+    """The text without unpaired surrogates, which providers refuse."""
+    return _SURROGATE.sub("\ufffd", text)

@@ -101,25 +101,25 @@ def _strings_of(text: str) -> str:
     """The searchable strings of a JSON text, one a line. It is scanned, not decoded: it may have MB, and be cut off."""
     strings: list[str] = []
     size = 0
-    in_input: list[bool] = []  # for each open object or list: whether it is part of a call's input
+    open_inputs: list[bool] = []  # for each open object or list, outermost first: whether it is part of a call's input
     key = ""
     for token in _TOKEN.finditer(text):
         quoted, colon = token.groups()
         if quoted is None:  # no string
             if token[0] in "[{":
-                in_input.append(key.startswith("input") or (bool(in_input) and in_input[-1]))
-            elif token[0] == '"' or not in_input:  # a string that is cut off, or the end
+                open_inputs.append(key.startswith("input") or (bool(open_inputs) and open_inputs[-1]))
+            elif token[0] == '"' or not open_inputs:  # a string that is cut off, or the end
                 break
             else:
-                in_input.pop()
+                open_inputs.pop()
             key = ""
             continue
-        if token.end() == len(text) and in_input:
+        if token.end() == len(text) and open_inputs:
             break  # the JSON is cut off after this string, which may be a key
         string = rows.loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
         if colon is not None:
             key = string
-        elif key not in _NOT_SEARCHED or (in_input and in_input[-1]):
+        elif key not in _NOT_SEARCHED or (open_inputs and open_inputs[-1]):
             strings.append(string)
             size += len(string) + 1
             key = ""
@@ -207,12 +207,13 @@ def _by_id(conn: Connection, criteria: Search) -> Iterator[Hit]:
     if len(criteria.words) != 1 or len(criteria.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(criteria.words[0]):
         return
     part = criteria.words[0]
-    opened = _join_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
-    opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
+    of_sessions = _join_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
+    of_sessions = of_sessions.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
     # All ids are read, because the word may be anywhere in one. For turns only the index is read: rows are long.
-    alike = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
-    called = _join_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
-    kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
+    matching = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
+    of_turns = _join_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(matching))
+    of_turns = of_turns.order_by(turns.c.seq.desc())
+    kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", of_sessions), ("turn", of_turns))
     for kind, query in kinds:
         matches = conn.execute(query.where(*fits(criteria)).limit(criteria.limit)).all()
         yield from undamaged(partial(_hit, conn=conn, kind=kind), matches)

@@ -26,7 +26,7 @@ from cli_session_proxy.backends.claude.process.memory import size, weigh
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, SandboxError
-from cli_session_proxy.http.keys import make
+from cli_session_proxy.http.keys import make_key
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
@@ -82,7 +82,7 @@ def shells(make_settings: MakeSettings, claude_2: Path, tmp_path: Path, upstream
 
 async def test_a_confined_shell_sees_neither_the_store_nor_a_home_nor_other_agents(shells: Shells) -> None:
     settings = shells.settings
-    make(settings.var)
+    make_key(settings.var)
     async with running(settings) as engine:
         await ask(engine, "remember the word is marmalade", agent="other")
         [transcript] = (settings.claude_config_dir or Path()).glob("projects/*-other/*.jsonl")
@@ -186,7 +186,7 @@ async def test_no_confined_cli_starts_where_a_secret_is_visible(shells: Shells) 
         ),
     )
     for number, (changed, what) in enumerate(cases):
-        make(changed.var)
+        make_key(changed.var)
         async with running(changed) as engine:
             with pytest.raises(SandboxError, match=what):
                 await shells.run(engine, "confined", f"cat {key}; echo {number}")
@@ -350,7 +350,7 @@ async def test_a_cli_that_a_link_under_home_names_runs_confined(shells: Shells) 
 async def test_a_link_that_a_confined_shell_puts_in_the_place_of_a_folder_leads_nowhere(shells: Shells) -> None:
     """What is behind the boundary is opened by its name when the next CLI starts."""
     settings, config = shells.settings, shells.settings.claude_config_dir
-    make(settings.var)
+    make_key(settings.var)
     shared = shells.shared / "folder"
     shared.mkdir()
     (shells.shared / "folder" / "inner").mkdir()

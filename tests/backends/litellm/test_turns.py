@@ -349,9 +349,9 @@ def test_ids_that_no_provider_takes_come_to_the_same_one_for_ever() -> None:
 
 def test_a_longer_path_begins_with_the_messages_of_a_shorter_one() -> None:
     one = ((Message.user("one"),), ({"type": "text", "text": "1"},))
-    short = Rendering().path([one], [Message.user("two")], ())
+    short = Rendering().messages([one], [Message.user("two")], ())
     two = ((Message.user("two"),), ({"type": "text", "text": "2"},))
-    long = Rendering().path([one, two], [Message.user("three")], ())
+    long = Rendering().messages([one, two], [Message.user("three")], ())
     assert long[: len(short)] == short
 
 

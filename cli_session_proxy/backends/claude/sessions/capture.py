@@ -84,7 +84,7 @@ class LiveSession:
     shared: SharedUse | None = None  # the process also serves others, and has a session of its own (`sharing`)
 
     def scribe(self, session_id: str) -> Scribe:
-        """Makes records that follow the path."""
+        """A writer of records that follow the path."""
         return Scribe(session_id, self.process.cwd, self.process.version, time.time(), self.leaf)
 
 
@@ -93,7 +93,7 @@ class CapturedRecords:
     """Records that a turn added to the transcript."""
 
     records: list[Record]
-    mark: FileMark | None
+    mark: FileMark | None  # the state of the transcript after them, by which a later change is noticed
     source: RecordsFrom
     more: bool = False  # the end may not be written yet
     beside: int = 0  # prompts of a person during the turn that do not follow its answer: they are on no path
@@ -110,12 +110,12 @@ class Captures:
         """Read the session's transcript as a whole the next time."""
         self._readers.pop(session_id, None)
 
-    def is_as_known(self, session_id: str) -> bool:
+    def is_unchanged_since_turn(self, session_id: str) -> bool:
         """Whether nothing was added to its transcript since our last turn; False if unknown."""
         reader = self._readers.get(session_id)
         return reader is not None and reader.is_at_end()
 
-    def is_as_left(self, session: Session, warm_path: WarmPath) -> bool:
+    def has_only_notes_added(self, session: Session, warm_path: WarmPath) -> bool:
         """Whether only notes of the CLI and rewound turns were added to its transcript since our last turn."""
         if transcript.is_unchanged(session.transcript, warm_path.mark):
             return True

@@ -374,7 +374,7 @@ class Sessions:
         parent_id = None if parent is None else parent.id
         for session_id in self._pool.sessions_in(context.cwd):
             warm_path, session = self._warm_paths.get(session_id), await self._store.session(session_id)
-            if warm_path is None or session is None or not self.captures.is_as_left(session, warm_path):
+            if warm_path is None or session is None or not self.captures.has_only_notes_added(session, warm_path):
                 continue  # its memory is unknown, or a person has continued there
             point: RewindPoint | None = None  # None: its memory is the path already
             if warm_path.turn_id != parent_id:
@@ -480,7 +480,7 @@ class Sessions:
         if warm_path is None or warm_path.turn_id != parent.id:
             # The session continued without this process (another proxy, a failed turn): its memory is outdated.
             await self._pool.discard(session.id)
-        elif warm is not None and warm.usable and self.captures.is_as_left(session, warm_path):
+        elif warm is not None and warm.usable and self.captures.has_only_notes_added(session, warm_path):
             # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
             return PreparedSession(replace(session, mark=warm_path.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(context.cwd, session.id)
@@ -600,7 +600,7 @@ class Sessions:
         if ready.shared is not None:
             await self.sharing.end(ready.shared)
             return
-        if owned and failed.sound:
+        if owned and failed.reusable:
             try:
                 if await self._rewound(ready, failed):
                     return

@@ -50,13 +50,12 @@ class RewindPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedTurn:
-    """A turn that is not stored. `frame`: its prompt; `answered`: the session in which the CLI answered; `cost_total`:
-    its running total (USD) afterwards. `sound`: the process may be used again."""
+    """A turn that is not stored."""
 
-    frame: str
-    answered: str | None
-    cost_total: float | None
-    sound: bool
+    frame: str  # the uuid of its prompt
+    answered: str | None  # the session in which the CLI answered
+    cost_total: float | None  # that session's total (USD) afterwards
+    reusable: bool  # the process may be used again
 
 
 def can_rewind(capability: Capability, profile: Profile) -> bool:

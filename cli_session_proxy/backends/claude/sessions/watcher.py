@@ -58,7 +58,7 @@ class Watcher:
                 # Newly added folders may have changed before.
                 for folder in set(folders).difference(folders if before is None else before):
                     for path in (await asyncio.to_thread(sessions_in, folder))[:AT_ONCE]:
-                        if not self._sessions.captures.is_as_known(path.stem):
+                        if not self._sessions.captures.is_unchanged_since_turn(path.stem):
                             yield path.stem
                 before = folders
                 silent = await asyncio.to_thread(file_system, root) in SILENT
@@ -73,7 +73,8 @@ class Watcher:
                         # In a thread: an agent may make a hundred thousand files.
                         written, is_joined = await asyncio.to_thread(self._read, changes)
                         for session_id in written[:AT_ONCE]:
-                            if not self._sessions.captures.is_as_known(session_id):  # usually it was our own turn
+                            # Usually it was our own turn.
+                            if not self._sessions.captures.is_unchanged_since_turn(session_id):
                                 yield session_id
                         if is_joined:  # an agent's first transcript: watch its folder, too
                             break

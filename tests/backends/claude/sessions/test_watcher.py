@@ -34,7 +34,7 @@ class Watched:
         settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
         sandboxes = Sandboxes(settings)
         self.known: set[str] = set()
-        sessions: Any = SimpleNamespace(captures=SimpleNamespace(is_as_known=self.known.__contains__))
+        sessions: Any = SimpleNamespace(captures=SimpleNamespace(is_unchanged_since_turn=self.known.__contains__))
         self.projects = tmp_path / "config" / "projects"
         self.ours = transcript.project_dir(tmp_path / "config", sandboxes.path("a"))
         self.ours.mkdir(parents=True)
