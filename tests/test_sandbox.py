@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import resource
 import stat
-import struct
-import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,8 @@ from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.errors import InvalidRequest, SandboxError
 from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
 from cli_session_proxy.settings import SandboxSettings, Settings
+
+from .files import bound_by_modes
 
 anything = st.text(st.characters(), min_size=1, max_size=256)
 owners = st.one_of(st.just("local"), st.text(max_size=20))
@@ -443,27 +442,6 @@ def test_of_very_many_folders_nobody_says_that_they_hold_no_files(
     assert not boxes.has_files("a")
     (box / "9").mkdir()
     assert boxes.has_files("a")
-
-
-CAPGET, CAPSET = {"x86_64": (125, 126)}.get(os.uname().machine, (90, 91))
-OVERRIDES = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-
-
-@contextlib.contextmanager
-def bound_by_modes() -> Iterator[None]:
-    """This thread is refused what a folder's mode refuses, also if it is root's."""
-    if sys.platform != "linux" or os.geteuid():
-        yield
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, held = struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
-    assert libc.syscall(CAPGET, header, held) == 0
-    effective, *others = struct.unpack("6I", held.raw)
-    try:
-        assert libc.syscall(CAPSET, header, struct.pack("6I", effective & ~OVERRIDES, *others)) == 0
-        yield
-    finally:
-        assert libc.syscall(CAPSET, header, held) == 0
 
 
 @pytest.mark.parametrize("mode", [0, 0o300, 0o500])

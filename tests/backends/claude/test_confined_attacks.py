@@ -164,6 +164,20 @@ async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
     assert shells.upstream.requests == []
 
 
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "NODE_EXTRA_CA_CERTS", "AWS_CONFIG_FILE"])
+async def test_files_that_the_environment_names_are_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A library that the guardian loads, whom other CLIs trust, what the proxy runs to log in at AWS."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.setenv(name, f"{project}/file")
+    async with running(with_profile(shells.settings, add_dirs=(project,))) as engine:
+        with pytest.raises(SandboxError, match=rf"add_dirs.* {name}"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
 async def test_no_program_outside_loads_a_library_from_an_agents_directory(shells: Shells) -> None:
     """An empty entry of LD_LIBRARY_PATH is the directory in which a program is started."""
     env = shells.settings.claude_env | {"LD_LIBRARY_PATH": ":/usr/local/lib"}

@@ -330,11 +330,19 @@ class _Boundary:
     def _unconfined_programs(self) -> dict[Path, str]:
         """Programs that run outside the sandbox, and must not be writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
-        # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not.
-        for name, separator in (("PATH", os.pathsep), ("LD_LIBRARY_PATH", "[:;]")):
+        # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not. And files
+        # that decide whom a CLI or the proxy trusts, or what it runs for a login (`credential_process` of AWS).
+        lists = {
+            "PATH": os.pathsep,
+            "LD_LIBRARY_PATH": "[:;]",
+            "LD_PRELOAD": "[: ]",
+            **dict.fromkeys(NAMED_FILES, "\0"),
+        }
+        for name, separator in lists.items():
             named = (os.environ.get(name, ""), self._env.get(name, ""))
-            folders = (os.path.abspath(at) for names in named if names for at in re.split(separator, names))
-            found |= dict.fromkeys(map(Path, folders), f"a folder of {name}")
+            entries = [at for names in named if names for at in re.split(separator, names)]
+            paths = (os.path.abspath(at) for at in entries if os.sep in at or name.endswith("PATH"))
+            found |= dict.fromkeys(map(Path, paths), f"a path in {name}")
         python = sysconfig.get_paths()
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)

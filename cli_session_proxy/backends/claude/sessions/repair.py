@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
-import stat
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from typing import Literal
 from ....domain.evidence import NOTHING, Evidence, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
 from ....errors import SandboxError, SessionBusy
-from ....sandbox import remove_any
+from ....sandbox import remove_any, restore_access
 from ....settings import Settings
 from ....stores.base import Store
 from ...base import Job
@@ -29,8 +27,9 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
+from ..process.login import write_private
 from ..transcript import Entry, FileVerdict, Loading, files
-from ..transcript.entries import MAX_BYTES, contents
+from ..transcript.entries import contents
 from . import paths, tails
 from .exchanges import exchanges, is_prompt
 
@@ -361,19 +360,22 @@ class Repairs:
             return None
         aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        restore_access(path)  # a folder that is closed cannot be moved
         try:
             path.rename(aside)
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            # The CLI's folder is on another disk, so the file would have to be copied. Too large or irregular files are
-            # only renamed instead.
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
-                shutil.move(path, aside)
-            else:
+            # The CLI's folder is on another disk, so the file has to be copied. Too large or irregular files are only
+            # renamed instead.
+            try:
+                data = contents(path)
+            except OSError:
                 aside = path.with_name(f"{path.stem}{files.ASIDE}{time.time_ns()}")
                 path.rename(aside)
+            else:
+                write_private(aside, data)
+                remove_any(path)
         return str(aside)
 
     def forget_aside(self, session_id: str) -> None:

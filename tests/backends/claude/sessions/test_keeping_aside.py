@@ -16,6 +16,8 @@ from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
+from ....files import bound_by_modes
+
 SESSION = "5e551011-0000-4000-8000-000000000001"
 
 
@@ -51,11 +53,52 @@ def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
     assert not kept.exists()
 
 
+def test_a_link_that_is_put_there_meanwhile_copies_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent's shell could have any file copied to the store's disk, or a device that never ends."""
+    settings = Settings(var=tmp_path / "var")
+    projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
+    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
+    path, secret = projects.path(tmp_path, SESSION), tmp_path / "secret"
+    path.parent.mkdir(parents=True)
+    path.write_text("words")
+    secret.write_text("marmalade")
+    look, rename = os.lstat, os.rename
+    refused: list[Path] = []
+
+    def then_a_link(at: Path, **more: int) -> os.stat_result:
+        found = look(at, **more)
+        if at == path and refused:
+            refused.clear()
+            path.unlink()
+            path.symlink_to(secret)
+        return found
+
+    def apart(source: Path, target: Path, **more: int) -> None:
+        if source == path and Path(target).is_relative_to(settings.var):
+            refused.append(source)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "lstat", then_a_link)
+    monkeypatch.setattr(os, "rename", apart)
+    repairs._move_aside(path)
+    assert path.is_symlink() or not path.exists()
+    kept = [one for one in (settings.var / repair.ASIDE).iterdir() if not one.is_symlink()]
+    assert "marmalade" not in [one.read_text() for one in kept]
+
+
 def test_a_folder_that_was_kept_aside_is_forgotten_as_well(tmp_path: Path) -> None:
+    """Also one that is closed for its user."""
     settings = Settings(var=tmp_path)
     projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
     repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
-    aside = tmp_path / repair.ASIDE / f"{SESSION}-1.jsonl"
-    (aside / "below").mkdir(parents=True)
-    repairs.forget_aside(SESSION)
+    path = projects.path(tmp_path, SESSION)
+    (path / "below").mkdir(parents=True)
+    path.chmod(0)
+    with bound_by_modes():
+        aside = Path(repairs._move_aside(path) or "")
+        assert (aside / "below").is_dir()
+        repairs.forget_aside(SESSION)
     assert not aside.exists()
