@@ -265,8 +265,8 @@ class Turn(Recorded):
 
     `model` is the requested one; `answered_by` is the one that answered, as `backend` names it.
     `stop_sequence`: the text at which the answer was cut. `origin`: the wire that its request came by, "imported"
-    or "adopted". `instance`: the id of the proxy that runs it. `call`: what its wire keeps of the request. `path_hash`:
-    see `lineage`.
+    or "adopted". `instance`: the id of the proxy that runs it, or delivers its answer. `call`: what its wire keeps of
+    the request. `path_hash`: see `lineage`.
     """
 
     id: str

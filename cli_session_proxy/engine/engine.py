@@ -475,7 +475,9 @@ class Engine:
         """Whether all clients of this turn left without its answer. Looks at the newest state, not only at `turn`."""
         live = self._live.get(turn.id)
         if live is not None and not live.done:
-            return live.abandoned
+            # A proxy that forwarded it, and does not respond any more, has lost its client.
+            ways = live.ways
+            return live.abandoned or (bool(ways) and all([way and await self._is_gone(way) for way in ways]))
         if turn.instance != self.instance_id or turn.id in self._deliveries.arrived:
             return False
         await self._deliveries.stored(turn.id)
@@ -646,6 +648,10 @@ class Engine:
         addresses = [await self.passing.address_of(turn) for turn in await self.store.unfinished_of(agent_key)]
         return {address for address in addresses if address is not None}
 
+    async def seen_alive(self) -> None:
+        """See to it that other proxies know that this one responds. Raises `StoreUnavailable`."""
+        await self._ownership.ensure_heartbeat()
+
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
         """Store whether a forwarded answer reached the client that asked here. Counts unless the other proxy has noted
         that another client of the turn got it."""
@@ -665,11 +671,8 @@ class Engine:
 
     def finish_without_client(self, answer: Answer) -> None:
         """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later."""
-        token = ORIGIN.set("local_only")  # this proxy runs the turn, even if another one forwarded the request
-        try:
-            self._tasks.own(finish_without_client(answer))
-        finally:
-            ORIGIN.reset(token)
+        answer.via = None  # it waits here, even if another proxy forwarded the request
+        self._tasks.own(finish_without_client(answer))
 
     async def ended(self, turn_id: str) -> None:
         """Wait until a turn of this proxy is over and stored. Returns at once if it does not run here."""

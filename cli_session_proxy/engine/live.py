@@ -48,7 +48,7 @@ from ..errors import Interrupted, LeaseLost, ProxyError, RateLimited, StoreUnava
 from ..stores.base import Lease, Store
 from ..tasks import Tasks
 from .ownership import Instances
-from .passing import ORIGIN
+from .passing import VIA
 
 log = logs.get(__name__)
 
@@ -196,8 +196,9 @@ class LiveTurn:
         self._waiters: list[asyncio.Future[None]] = []
         self._end_event = asyncio.Event()
         self._end_or_wait_event = asyncio.Event()
-        self._clients = 0
+        self._answers: set[Answer] = set()  # its clients
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
+        self.passed_to = ""  # the proxy that has the answer for its client
         self._grace = grace
         self._on_return = on_return
         self._on_empty = on_empty
@@ -275,7 +276,12 @@ class LiveTurn:
     @property
     def abandoned(self) -> bool:
         """Every client has left, and none has acknowledged."""
-        return self._clients == 0 and not self._acknowledged
+        return not self._answers and not self._acknowledged
+
+    @property
+    def ways(self) -> set[str | None]:
+        """How its clients came: see `VIA`."""
+        return {answer.via for answer in self._answers}
 
     @property
     def delivery_if_left(self) -> Delivery:
@@ -370,17 +376,19 @@ class LiveTurn:
         if self._timer is not None:
             self._on_return()
         self._stop_timer()
-        self._clients += 1
-        return Answer(self, replayed=replayed, timeout=timeout)
+        answer = Answer(self, replayed=replayed, timeout=timeout)
+        self._answers.add(answer)
+        return answer
 
-    def _detach(self, *, acknowledged: bool) -> None:
-        self._clients -= 1
+    def _detach(self, answer: Answer, *, acknowledged: bool) -> None:
+        self._answers.discard(answer)
         if acknowledged and not self._arrived:
             # If another client has the answer, it has arrived, whatever becomes of this one.
-            passed_on = ORIGIN.get() == "forwarded" and not self._acknowledged
+            passed_on = answer.via is not None and not self._acknowledged
             self._acknowledged, self._arrived = True, not passed_on
+            self.passed_to = answer.via or ""
             self._on_delivery("passed on" if passed_on else "arrived")
-        if self._clients or self._acknowledged:
+        if self._answers or self._acknowledged:
             return
         self._on_delivery("left")
         if not self.done and not self.runs_unattended:
@@ -428,6 +436,7 @@ class Answer:
         self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         self._open = True
         self.replayed = replayed
+        self.via = VIA.get()
 
     def for_another_client(self) -> Answer:
         """Another view of the same turn, which counts as one more client."""
@@ -495,7 +504,7 @@ class Answer:
         """The finish event (or the whole body) was handed to the client. Idempotent."""
         if self._open:
             self._open = False
-            self._live._detach(acknowledged=True)
+            self._live._detach(self, acknowledged=True)
 
     def leave(self) -> None:
         """This client went away. When the last one leaves an unfinished turn, `disconnect_grace` starts.
@@ -504,7 +513,7 @@ class Answer:
         """
         if self._open:
             self._open = False
-            self._live._detach(acknowledged=False)
+            self._live._detach(self, acknowledged=False)
 
     def cancel(self) -> None:
         """End the turn now: a queued one is removed from its lane, a running one is interrupted."""
@@ -663,6 +672,8 @@ class Deliveries:
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else live.delivery_if_left
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
+            if how == "passed on" and live.passed_to:
+                await self._store.hand_on(turn_id, self._instances.id, live.passed_to)
             if elsewhere:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:

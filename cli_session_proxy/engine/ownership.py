@@ -250,7 +250,8 @@ class Ownership:
         """Send heartbeats, which renew the leases. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT * self.proxy.lease)
-            if self._held or self._instances.spans_hosts:  # other hosts need heartbeats even if turns only wait here
+            # Other proxies need heartbeats even if turns only wait here, or are forwarded.
+            if self._held or self._instances.spans_hosts or self.proxy.address is not None:
                 try:
                     await self._renew()
                 except StoreUnavailable as exc:

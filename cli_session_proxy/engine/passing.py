@@ -26,6 +26,8 @@ log = logs.get(__name__)
 # elsewhere. `local_only`: it has no HTTP request, or the other proxy was not reached.
 Origin = Literal["from_client", "forwarded", "websocket", "local_only"]
 ORIGIN: ContextVar[Origin] = ContextVar("origin", default="local_only")
+# The instance of the proxy that forwarded a request here, "" if it does not say; None: no proxy did.
+VIA: ContextVar[str | None] = ContextVar("via", default=None)
 
 
 class Elsewhere(Exception):

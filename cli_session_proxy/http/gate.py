@@ -34,7 +34,7 @@ from .gateway import is_among
 from .hop import REFUSED, Incoming
 from .keys import Keys
 from .origins import Origins, check_body, permitted, readable_by
-from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
+from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, caller_of, checked
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
     from .relay import Relay
@@ -222,7 +222,8 @@ class Gate:
                         ORIGIN.reset(token)
                 else:
                     incoming = Incoming(scope, inner, receive, send_answer)
-                    await self._relay.serve(self._app, incoming, forwarded=forwarded_for is not None)
+                    via = None if forwarded_for is None else caller_of(headers)
+                    await self._relay.serve(self._app, incoming, via=via)
         except asyncio.CancelledError:
             # The server stops, and ending the turn takes longer than the drain. A begun answer stays unfinished.
             if not started:

@@ -29,8 +29,8 @@ from ..engine.ownership import steady_clock
 from ..errors import Interrupted, Unauthorized
 from ..wires.asgi import raw_path
 
-# Headers of a request: `<time> <nonce> <signature>`; the percent-encoded owner whose key was checked;
-# `<instance>@<address>`; the body's SHA-256.
+# Headers of a request: `<time> <the caller's instance>.<random> <signature>`, of which the middle is the nonce; the
+# percent-encoded owner whose key was checked; `<instance>@<address>`; the body's SHA-256.
 HOP_MARK, OWNER, TARGET, BODY = "x-cluster-hop", "x-cluster-owner", "x-cluster-target", "x-cluster-body"
 # The header of an answer: `<time> <instance> <signature>`.
 PROOF = "x-cluster-proof"
@@ -77,7 +77,7 @@ class Signer:
         """The signature headers of a request to a peer; without a known peer, of the greeting. `headers`: see
         `decisive`."""
         when = f"{_clock() + (peer.ahead if peer else 0.0):.3f}"
-        nonce = secrets.token_hex(16)
+        nonce = f"{self._instance}.{secrets.token_hex(16)}"
         meant = f"{peer.instance if peer else ''}@{address}"
         signature = self._sign("request", nonce, when, method, target, owner, meant, headers, body)
         return {HOP_MARK: f"{when} {nonce} {signature}", OWNER: owner, TARGET: meant, BODY: body}
@@ -131,6 +131,11 @@ class Signer:
 
     def _proof(self, mark: str, address: str, status: int, refused: bool, when: str, instance: str) -> str:
         return self._sign("answer", mark, address, f"{status} refused" if refused else str(status), when, instance)
+
+
+def caller_of(headers: Mapping[str, str]) -> str:
+    """The instance that signed a checked request; "" if it does not say."""
+    return headers[HOP_MARK].split(" ")[1].rpartition(".")[0]
 
 
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -35,7 +35,7 @@ from .. import logs
 from ..domain import limits
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
-from ..engine.passing import ORIGIN, Elsewhere
+from ..engine.passing import ORIGIN, VIA, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
 from ..stores import held
@@ -149,11 +149,11 @@ class Relay:
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
-    async def serve(self, app: ASGIApp, incoming: Incoming, *, forwarded: bool) -> None:
-        """Answer the request here, or forward it to another proxy. `forwarded`: another proxy has forwarded it."""
-        token = ORIGIN.set("forwarded" if forwarded else "from_client")
+    async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
+        """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
+        token, token_via = ORIGIN.set("from_client" if via is None else "forwarded"), VIA.set(via)
         try:
-            if forwarded:
+            if via is not None:
                 await app(incoming.inner, incoming.receive, incoming.send)
                 return
             state = incoming.inner["state"]
@@ -171,6 +171,7 @@ class Relay:
                 await app(incoming.inner, incoming.again(), incoming.send)
         finally:
             ORIGIN.reset(token)
+            VIA.reset(token_via)
 
     # --- forwarding
 
@@ -187,6 +188,7 @@ class Relay:
             log.warning("not_passed_on", address=target.address)
             self._count("ran_here")
             return False
+        await self._engine.seen_alive()  # else the other proxy takes this client for one that has left
         body = b"".join(message.get("body", b"") for message in incoming.body)
         incoming.body.clear()
         request = self._request(target.address, incoming.outer, body, state["owner"], state["request_id"])

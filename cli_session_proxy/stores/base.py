@@ -582,6 +582,10 @@ class Answers(Protocol):
         False if the conversation went on without this answer.
         """
 
+    async def hand_on(self, turn_id: str, by: str, to: str) -> None:
+        """Note that the proxy `to` delivers this answer from now on, if it is pending at `by`. It may be stored a
+        moment later."""
+
     async def follow(self, turn_id: str, proxy_id: str) -> None:
         """Note that clients at this proxy wait for the answer of another proxy's turn. Idempotent."""
 

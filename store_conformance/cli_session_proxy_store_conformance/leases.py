@@ -290,6 +290,20 @@ async def an_answer_that_another_proxy_gives_to_its_client_is_that_proxys_to_mar
         assert (await turn_of(store, "t1")).delivery == "undelivered"
 
 
+async def a_pending_answer_is_handed_on_by_the_proxy_that_has_it(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        assert await store.claim("t1", "a")
+        await store.hand_on("t1", "b", "c")
+        assert (await turn_of(store, "t1")).instance == "a"
+        await store.hand_on("t1", "a", "b")
+        assert (await turn_of(store, "t1")).instance == "b"
+        await store.set_delivery("t1", "undelivered")
+        await store.hand_on("t1", "b", "c")
+        assert (await turn_of(store, "t1")).instance == "b"
+
+
 async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from_it(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)

@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,13 @@ from cli_session_proxy.cli import main
 from cli_session_proxy.http import keys, relay
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
+from cli_session_proxy.wires import answers
+from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..forked import Forked
+from ..matrix import rest_in_full
 from ..recovery.others import paused, store_file
 from ..serving import serve
 from ..until import until
@@ -48,8 +51,15 @@ class Proxy:
     http: httpx.AsyncClient
 
     async def say(self, text: str, agent: str = "a", **headers: str) -> httpx.Response:
-        body = {"model": "sonnet", "messages": [{"role": "user", "content": text}]}
-        return await self.http.post(f"/agents/{agent}/v1/chat/completions", json=body, headers=headers)
+        async with self.saying(text, agent, headers, stream=False) as answer:
+            await answer.aread()
+            return answer
+
+    def saying(
+        self, text: str, agent: str = "a", headers: dict[str, str] | None = None, *, stream: bool = True
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        body = {"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": text}]}
+        return self.http.stream("POST", f"/agents/{agent}/v1/chat/completions", json=body, headers=headers)
 
     @property
     def key(self) -> str:
@@ -64,6 +74,20 @@ class Proxy:
         with closing(sqlite3.connect(self.settings.var / FILE)) as conn, conn:
             row = (*columns.values(), self.settings.advertise)
             assert conn.execute(f"UPDATE proxies SET {named} WHERE address = ?", row).rowcount == 1
+
+    def seen_until(self) -> float:
+        """When its last heartbeat expires; 0 if it is forgotten already."""
+        with closing(sqlite3.connect(self.settings.var / FILE)) as conn:
+            query = "SELECT until FROM proxies WHERE address = ?"
+            row = conn.execute(query, (self.settings.advertise,)).fetchone()
+            return float(row[0]) if row else 0.0
+
+    async def turns(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.http.get("/v1/chains/a")).json()["turns"]
+        return found
+
+    async def statuses(self) -> list[str]:
+        return [turn["status"] for turn in await self.turns()]
 
 
 Start = Callable[..., Awaitable[Proxy]]
@@ -282,8 +306,7 @@ async def test_who_stands_between_two_proxies_learns_no_key_and_has_no_turn_run_
         assert b"marmalade" in there.seen
         assert KEY.encode() not in there.seen
         assert two.key.encode() not in there.seen
-        chain = (await two.http.get("/v1/chains/a")).json()["turns"]
-        texts = [turn["input"][0]["content"][0]["text"] for turn in chain]
+        texts = [turn["input"][0]["content"][0]["text"] for turn in await two.turns()]
         assert texts == ["one", "two", PROMPT, "halfway", "unsigned", "kept back", "swapped"]
 
 
@@ -319,6 +342,69 @@ async def test_a_proxy_that_is_paused_beyond_its_lease_runs_nothing_that_was_sen
 
 async def _answers(proxy: Proxy) -> bool:
     return (await proxy.http.get("/readyz")).status_code == 200
+
+
+def streaming_at_once() -> None:
+    """The head of a stream comes before its turn has said anything."""
+    answers.FIRST_SIGN = 0.05
+    main()
+
+
+@pytest.mark.parametrize(
+    ("end", "while_it_runs"),
+    rest_in_full((signal.SIGSTOP, True), (signal.SIGKILL, False), (signal.SIGSTOP, False), quick=2),
+)
+async def test_who_says_it_again_because_the_proxy_that_forwarded_it_is_gone_has_said_it_once(
+    end: signal.Signals, while_it_runs: bool, start: Start, upstream: Upstream
+) -> None:
+    """The other one still runs the turn, or has given the answer out of its hands: the same words were a new turn."""
+    one, two = await start(streaming_at_once), await start()
+    assert said(await one.say("one")) == "started"
+    gate = HeldReply()
+    upstream.when("two", gate)
+    client = asyncio.create_task(two.saying("two").__aenter__())
+    await gate.reached.wait()
+    await paused(two.process, store_file(two.settings))
+    if not while_it_runs:
+        gate.open()
+
+        async def ended() -> bool:
+            return await one.statuses() == ["completed"] * 2
+
+        await until(ended)
+    two.process.send_signal(end)
+    client.cancel()
+    await asyncio.wait([client])
+    await until(lambda: two.seen_until() < time.time())
+    async with one.saying("two") as again:
+        assert again.headers["x-turn-id"] == (await one.turns())[-1]["id"]
+        gate.open()
+        assert b"[DONE]" in await again.aread()
+    two.process.send_signal(signal.SIGCONT)
+    assert said(await one.say("three")) == "warm"
+    assert asked(upstream) == ["one", "two", "three"]
+
+
+async def test_the_same_words_twice_are_two_turns_while_the_proxy_that_forwarded_the_first_lives(
+    start: Start, upstream: Upstream
+) -> None:
+    """It holds no lease, and is known to live all the same."""
+    one, two = await start(), await start()
+    assert said(await one.say("one")) == "started"
+    gate = HeldReply()
+    upstream.when("two", gate)
+    first = asyncio.create_task(two.say("two"))
+    await gate.reached.wait()
+    expires = two.seen_until()
+    await until(lambda: expires < time.time())
+    second = asyncio.create_task(one.say("two"))
+
+    async def waits() -> bool:
+        return await one.statuses() == ["completed", "running", "queued"]
+
+    await until(waits)
+    gate.open()
+    assert [said(await first), said(await second)] == ["warm", "warm"]
 
 
 def an_hour_ahead() -> None:

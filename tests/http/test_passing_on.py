@@ -67,7 +67,6 @@ async def test_a_request_is_answered_by_the_host_that_has_the_agent_warm(postgre
         assert second.headers.get_list("x-request-id") == ["mine"]
         assert first.headers.keys() == second.headers.keys()
         assert (len(one.asked), two.asked, three.asked) == (3, [], [])
-        assert [turn.instance for turn in await two.turns()] == [one.engine._instances.id] * 3
         assert one.backend.retired == []
         # whoever gave the answer to its client notes that it arrived
         await until(lambda: _delivered(one))
@@ -312,7 +311,7 @@ async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_los
         lost.say()
         await until(lambda: len(one.asked) == 2)
         again = asyncio.create_task(one.chat("one", headers={"Idempotency-Key": "k"}, stream=stream))
-        await until(lambda: any(live._clients == 2 for live in one.engine._live.values()))
+        await until(lambda: any(len(live._answers) == 2 for live in one.engine._live.values()))
         one.model.open.set()
         assert "You said: one" in (await again).text
         await until(lambda: _delivered(one))
@@ -773,7 +772,7 @@ async def test_what_is_passed_on_is_counted_where_it_came_in(
         key = {"Idempotency-Key": "k"}
         sent = [await under_way(one, two, headers=key)]
         sent += [asyncio.create_task(two.chat("two", headers=key)) for _ in range(2)]
-        await until(lambda: one.engine._live and next(iter(one.engine._live.values()))._clients == 3)
+        await until(lambda: one.engine._live and len(next(iter(one.engine._live.values()))._answers) == 3)
         assert (await one.http.get("/v1/models")).status_code == 200  # two at once are allowed here, and none is open
         one.model.open.set()
         assert len({(await task).headers["x-turn-id"] for task in sent}) == 1
@@ -792,7 +791,7 @@ async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
         assert answer.headers["retry-after"] == "1"
         assert "x-should-retry" not in answer.headers
         again = asyncio.create_task(two.chat("two", headers={"x-stainless-retry-count": "1"}))
-        await until(lambda: any(live._clients == 2 for live in one.engine._live.values()))
+        await until(lambda: any(len(live._answers) == 2 for live in one.engine._live.values()))
         one.model.open.set()
         assert said(await again) == "You said: two (2)"
         assert [path[-1] for path in one.asked] == ["one", "two"]
@@ -829,7 +828,7 @@ async def test_the_same_request_meets_its_running_turn_at_every_host(postgres_ur
         sent = [asyncio.create_task(one.chat("one", headers=key))]
         await one.model.reached.wait()
         sent += [asyncio.create_task(host.chat("one", headers=key)) for host in (two, three)]
-        await until(lambda: any(live._clients == 3 for live in one.engine._live.values()))
+        await until(lambda: any(len(live._answers) == 3 for live in one.engine._live.values()))
         one.model.open.set()
         answers = [await task for task in sent]
         assert {said(answer) for answer in answers} == {"You said: one (1)"}

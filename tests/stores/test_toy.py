@@ -128,6 +128,11 @@ class DictStore:
     async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
         self._keep(replace(self.kept[turn_id], delivery=delivery))
 
+    async def hand_on(self, turn_id: str, by: str, to: str) -> None:
+        turn = self.kept[turn_id]
+        if turn.delivery == "pending" and turn.instance == by:
+            self._keep(replace(turn, instance=to))
+
     async def followers(self, turn_id: str) -> list[str]:
         return []
 

@@ -192,6 +192,7 @@ class SqlStore(Store):
     release = _write(leases.release, Urgency.JOURNAL, quick=True)
     asked = _read(leases.asked, quick=True)
     forget_cancel = _write(leases.forget_cancel, Urgency.JOURNAL)
+    hand_on = _write(writing.hand_on, Urgency.LATER)
     follow = _write(leases.follow, Urgency.JOURNAL)
     unfollow = _write(leases.unfollow, Urgency.JOURNAL)
     followers = _read(leases.followers_of)

@@ -290,6 +290,14 @@ def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | N
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
+def hand_on(conn: Connection, turn_id: str, by: str, to: str) -> None:
+    conn.execute(
+        turns.update()
+        .where(turns.c.id == turn_id, turns.c.delivery == "pending", turns.c.instance == by)
+        .values(instance=to)
+    )
+
+
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     """Claim the answer for a client that asks for it again. False if the conversation went on without it, e.g. after a
     rewind. It did not if the answer is the head or has a child, or if clients name the path themselves. An answer that
