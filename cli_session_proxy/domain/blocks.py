@@ -1,4 +1,4 @@
-"""What every reader of a stored block relies on. Pure.
+"""What every reader of a stored block relies on, and a block in the form of a stream. Pure.
 
 Blocks come from clients, from the CLI, and from imports; earlier versions imported them unchecked. A block of an
 unknown type is fine, as a newer model may say one: readers leave it out, or show it as it is.
@@ -6,6 +6,7 @@ unknown type is fine, as a newer model may say one: readers leave it out, or sho
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 from .models import JSON, Block
@@ -63,3 +64,19 @@ def all_sound(blocks: Iterable[Block]) -> tuple[Block, ...]:
 
 def _instead(why: str) -> Block:
     return {"type": "text", "text": f"[a block that cannot be shown: {why}]"}
+
+
+def as_stream(block: Block) -> tuple[Block, list[Block]]:
+    """A whole block in the form of a stream: its start and its deltas."""
+    match block.get("type"):
+        case "text":
+            return {**block, "text": ""}, [{"type": "text_delta", "text": block.get("text", "")}]
+        case "thinking":
+            deltas: list[Block] = [{"type": "thinking_delta", "thinking": block.get("thinking", "")}]
+            if block.get("signature"):
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            return {**block, "thinking": "", "signature": ""}, deltas
+        case "tool_use":
+            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+    return dict(block), []

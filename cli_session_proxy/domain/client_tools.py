@@ -46,8 +46,8 @@ NOT_ANSWERED = "[The client did not answer this call.]"
 
 
 def short_name(name: str) -> str:
-    """The client's name for a tool, or its replacement if the CLI does not accept it: what follows the prefix.
-    Deterministic."""
+    """A tool's name behind the prefix: the client's own or, if the CLI does not accept that, a replacement. Equal names
+    have equal replacements."""
     if _PLAIN.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]

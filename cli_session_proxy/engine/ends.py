@@ -1,4 +1,4 @@
-"""Ends of turns that failed or were cancelled: each is stored (retried while the store is away) and told to clients."""
+"""Ends of turns that failed or were cancelled: each is stored, as soon as the store is there, and clients are told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ownership import Instances
 log = logs.get(__name__)
 
 # Seconds between attempts to store the end of a turn.
-AGAIN = 1.0
+RETRY_INTERVAL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _End:
 
 
 class Ends:
-    """One per engine. Until an end is stored, its turn counts as running for other proxies, which wait for it."""
+    """One per engine. Until the end of a turn is stored, other proxies take the turn for a running one, and wait."""
 
     def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class Ends:
         self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
         self._tasks.serve(self._keep_trying())
 
-    def applied(self, turn: Turn) -> Turn:
+    def as_ended(self, turn: Turn) -> Turn:
         """The turn with its end, if the store still has it as unfinished because that end is not stored yet."""
         end = self.waiting.get(turn.id)
         if end is None or turn.status in FINISHED:
@@ -121,7 +121,7 @@ class Ends:
 
     async def _keep_trying(self) -> None:
         while self.waiting:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_INTERVAL)
             try:
                 await self.store_all()
             except Exception as exc:
@@ -141,15 +141,15 @@ class StoreView:
 
     async def turn(self, turn_id: str) -> Turn | None:
         turn = await self._store.turn(turn_id)
-        return None if turn is None else self._ends.applied(turn)
+        return None if turn is None else self._ends.as_ended(turn)
 
     async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         async for turn in self._store.turns(agent_key, after_seq=after_seq):
-            yield self._ends.applied(turn)
+            yield self._ends.as_ended(turn)
 
     async def page(self, agent_key: int, **bounds: Any) -> TurnPage:
         page = await self._store.page(agent_key, **bounds)
-        return replace(page, turns=tuple(self._ends.applied(turn) for turn in page.turns))
+        return replace(page, turns=tuple(self._ends.as_ended(turn) for turn in page.turns))
 
     async def summaries(self, owner: str | None = None, *, since: float | None = None) -> AsyncIterator[ChainSummary]:
         async for row in self._store.summaries(owner, since=since):

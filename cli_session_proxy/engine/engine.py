@@ -186,7 +186,7 @@ class Engine:
         self.plan = PlanWatch(self.store, self._tasks.own)
         self.readiness = Readiness(lambda: self.ready, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
-        self.view = cast(Store, StoreView(self.store, self._ends))
+        self.view = cast(Store, StoreView(self.store, self._ends))  # for readers: with ends that are not stored yet
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
             self.store, self._instances, self._tasks, settings.disconnect_grace, self.forgetting.delivered

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import (
     AsyncIterator,
@@ -24,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from .. import errors, logs
 from ..domain.approvals import PendingApproval
+from ..domain.blocks import as_stream
 from ..domain.models import (
     JSON,
     NO_USAGE,
@@ -554,20 +554,7 @@ def replay(live: LiveTurn) -> None:
 def answer_events(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
     """The events of a complete answer, its blocks numbered from `first`."""
     for index, block in enumerate(output, first):
-        opening, deltas = dict(block), list[Block]()
-        match block.get("type"):
-            case "text":
-                opening = {"type": "text", "text": ""}
-                deltas.append({"type": "text_delta", "text": block["text"]})
-            case "thinking":
-                opening = {"type": "thinking", "thinking": "", "signature": ""}
-                deltas.append({"type": "thinking_delta", "thinking": block.get("thinking", "")})
-                if block.get("signature"):
-                    deltas.append({"type": "signature_delta", "signature": block["signature"]})
-            case "tool_use":
-                opening["input"] = {}
-                arguments = json.dumps(block["input"], ensure_ascii=False)
-                deltas.append({"type": "input_json_delta", "partial_json": arguments})
+        opening, deltas = as_stream(block)
         yield BlockStart(index, opening)
         for delta in deltas:
             yield BlockDelta(index, delta)

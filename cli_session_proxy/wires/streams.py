@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
@@ -46,7 +45,7 @@ class EventStream:
 
 
 class SentTexts:
-    """What a stream was given to send of an answer: its text and its thinking, joined as by `lineage.answer_text`."""
+    """The text and the thinking of an answer that a stream has sent so far, joined as by `lineage.answer_text`."""
 
     def __init__(self) -> None:
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
@@ -72,14 +71,14 @@ class SentTexts:
         return kind, text
 
     def rest(self, turn: Turn, kind: str = "text") -> str:
-        """The committed text that was not sent: held back by the join, of a replayed turn, or of a CLI without partial
-        messages."""
+        """The committed text that was not sent yet: the join held it back, the turn is replayed, or its CLI has no
+        partial messages."""
         whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
         return whole.removeprefix(sent) if whole.startswith(sent) else ""
 
 
 class ReplayedStream(EventStream, ABC):
-    """A stream that can also be written after its turn has ended, and continued from a position. One for each stream.
+    """Writes the events of one turn: as they come, or all of them after its end, also from a position on.
 
     `accepted`: the turn at its acceptance.
     """
@@ -93,13 +92,13 @@ class ReplayedStream(EventStream, ABC):
         """The bytes of this event; none for events without a form on this wire."""
         match event:
             case Started():
-                return self._begin()
+                return self._begin_once()
             case BlockStart():
-                return self._start(event.index, event.block)
+                return self._start_block(event.index, event.block)
             case BlockDelta():
                 return self._delta(event.index, event.delta)
             case BlockStop():
-                return self._stop(event.index)
+                return self._stop_block(event.index)
             case Waits():
                 return []
             case Finished():
@@ -107,36 +106,37 @@ class ReplayedStream(EventStream, ABC):
 
     def whole(self, turn: Turn) -> list[bytes]:
         """All events of an ended turn."""
-        return self._end(turn) if turn.error is None else [*self._begin(), *self._failed(turn)]
+        return self._end(turn) if turn.error is None else [*self._begin_once(), *self._failed(turn)]
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The last events of a stream whose turn failed."""
         status: Status = "cancelled" if error.code == "turn_cancelled" else "failed"
-        return [*self._begin(), *self._failed(replace(self._turn, status=status, error=error.as_dict()))]
+        return [*self._begin_once(), *self._failed(replace(self._turn, status=status, error=error.as_dict()))]
 
-    def _begin(self) -> list[bytes]:
+    def _begin_once(self) -> list[bytes]:
+        """The opening events, unless they were sent."""
         if self._begun:
             return []
         self._begun = True
-        return self._first()
+        return self._opening()
 
-    def _start(self, index: int, block: Block) -> list[bytes]:
-        """Begin a block. Its item or step begins with its first text: an empty block has none."""
+    def _start_block(self, index: int, block: Block) -> list[bytes]:
+        """A block begins. Its item or step begins with its first text: an empty block has none."""
         kind = str(block.get("type"))
         if kind not in ("text", "thinking"):
             return []
         self._kinds[index] = kind
-        return [*self._begin(), *self._delta(index, {"type": f"{kind}_delta", kind: block.get(kind) or ""})]
+        return [*self._begin_once(), *self._delta(index, {"type": f"{kind}_delta", kind: block.get(kind) or ""})]
 
     @abstractmethod
-    def _first(self) -> list[bytes]:
+    def _opening(self) -> list[bytes]:
         """The events before the first block."""
 
     @abstractmethod
     def _delta(self, index: int, delta: Block) -> list[bytes]: ...
 
     @abstractmethod
-    def _stop(self, index: int) -> list[bytes]: ...
+    def _stop_block(self, index: int) -> list[bytes]: ...
 
     @abstractmethod
     def _end(self, turn: Turn) -> list[bytes]:
@@ -145,18 +145,3 @@ class ReplayedStream(EventStream, ABC):
     @abstractmethod
     def _failed(self, turn: Turn) -> list[bytes]:
         """The last events of a failed or cancelled turn."""
-
-
-def opened(block: Block) -> tuple[Block, list[Block]]:
-    """A whole block in the form of a stream: its start and its deltas."""
-    kind = block["type"]
-    if kind == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    if kind == "thinking":
-        signed = [{"type": "signature_delta", "signature": block["signature"]}] if block.get("signature") else []
-        delta = {"type": "thinking_delta", "thinking": block.get("thinking", "")}
-        return {**block, "thinking": "", "signature": ""}, [delta, *signed]
-    if kind == "tool_use":
-        arguments = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-    return dict(block), []

@@ -72,11 +72,12 @@ _INSERT_META = Prepared(InsertNew(meta))
 _INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
 # Seconds after which rows of `forgotten` are deleted: no sum reads older ones.
 FORGOTTEN_KEPT = 90 * 86_400.0
-_MOVE_HEAD = Prepared(THIS_AGENT)
+_SET_HEAD = Prepared(THIS_AGENT)  # an update of one agent, whose values are given when it runs
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
 _NOT_ANSWERED: frozenset[Status] = UNFINISHED | _FAILED
 _NOT_RUNNING: frozenset[Status] = _NOT_ANSWERED - {"running"}  # no lease is needed to end such a turn
-_CHILD = Prepared(
+# A turn that continues this one: it is running, or on a path.
+_CONTINUATION = Prepared(
     select(turns.c.id)
     .where(turns.c.parent_id == bindparam("of_turn"), or_(*(turns.c.status == one for one in ("running", *ON_PATH))))
     .limit(1)
@@ -102,7 +103,7 @@ def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named
 
 def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bool:
     if expiry is not None:
-        # Accepting a turn writes this row: the lock blocks new turns until the agent is deleted.
+        # Each accepted turn writes this row, so the lock keeps new turns out until the agent is deleted.
         conn.execute(select(agents.c.key).where(agents.c.key == key).with_for_update())
         if not reading.expired_agents(conn, expiry, only=key):
             return False
@@ -322,7 +323,7 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
 
 def _is_continued(conn: Connection, turn_id: str) -> bool:
     """Whether a running turn or one on a path continues this answer."""
-    return _CHILD.one(conn, {"of_turn": turn_id}) is not None
+    return _CONTINUATION.one(conn, {"of_turn": turn_id}) is not None
 
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
@@ -330,7 +331,7 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
         turn = _lock_turn(conn, turn_id, query=LOCK_STATE)
         if turn.agent_key != agent_key:
             raise ValueError(f"{turn_id} is a turn of agent {turn.agent_key}, not of {agent_key}")
-    _MOVE_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
+    _SET_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
 
 
 def save_session(conn: Connection, session: Session, links: Sequence[Link] = ()) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...domain.blocks import as_stream
 from ...domain.models import JSON, Block, Turn
 from ...errors import from_dict
-from ..streams import SSE_DONE, ReplayedStream, opened, sse_event
+from ..streams import SSE_DONE, ReplayedStream, sse_event
 from . import body as interactions
 from .steps import signature, step_of
 
@@ -39,7 +40,7 @@ class InteractionsWriter(ReplayedStream):
             return [*update, SSE_DONE]
         return [*update, *self._send("error", **interactions.error_body(from_dict(turn.error or {}))), SSE_DONE]
 
-    def _first(self) -> list[bytes]:
+    def _opening(self) -> list[bytes]:
         status = "queued" if (self._turn.call or {}).get("background") else "in_progress"
         made = interactions.interaction_id(self._turn.id)
         return [
@@ -73,19 +74,19 @@ class InteractionsWriter(ReplayedStream):
         sent = {"type": "thought_summary", "content": content} if kind == "thinking" else content
         return [*events, self._event("step.delta", index=step, delta=sent)]
 
-    def _stop(self, index: int) -> list[bytes]:
+    def _stop_block(self, index: int) -> list[bytes]:
         self._kinds.pop(index, None)
         step = self._step_of_block.pop(index, None)
         return [] if step is None else self._send("step.stop", index=step)
 
     def _end(self, turn: Turn) -> list[bytes]:
-        events = self._begin()
+        events = self._begin_once()
         if self._step_count == 0:  # nothing was streamed: an ended turn, or a CLI without partial messages
             for index, block in enumerate(turn.output):
-                opening, deltas = opened(block)
-                events += self._start(index, opening)
+                opening, deltas = as_stream(block)
+                events += self._start_block(index, opening)
                 events += [piece for delta in deltas for piece in self._delta(index, delta)]
-                events += self._stop(index)
+                events += self._stop_block(index)
         for block in turn.output if turn.status == "requires_action" else ():
             if block.get("type") == "tool_use":
                 step, self._step_count = self._step_count, self._step_count + 1

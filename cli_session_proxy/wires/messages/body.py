@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ... import redact
+from ...domain.blocks import as_stream
 from ...domain.models import (
     JSON,
     Block,
@@ -45,7 +46,7 @@ from ..fields import (
     wrong_type,
 )
 from ..schemas import TEXT, error_schema
-from ..streams import EventStream, opened, sse_event
+from ..streams import EventStream, sse_event
 from . import content as messages_content
 from .tools import read_choice, read_tools
 
@@ -317,7 +318,7 @@ class MessagesWriter(EventStream):
 
     def _block(self, block: Block) -> list[bytes]:
         """The events of a complete block."""
-        opening, deltas = opened(_whole(block))
+        opening, deltas = as_stream(_whole(block))
         index = self._next
         self._next += 1
         return [

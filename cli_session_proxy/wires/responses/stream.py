@@ -127,7 +127,7 @@ class ResponsesWriter(ReplayedStream):
     def _failed(self, turn: Turn) -> list[bytes]:
         return [*self._send([{"type": "response.failed", "response": responses.response(turn)}]), *self._bytes_at_end]
 
-    def _first(self) -> list[bytes]:
+    def _opening(self) -> list[bytes]:
         background = (self._turn.call or {}).get("background", False)
         states = [("created", "queued"), ("queued", "queued")] if background else [("created", "in_progress")]
         return self._send(
@@ -147,21 +147,21 @@ class ResponsesWriter(ReplayedStream):
             out += self._send(part.added())
         return out + self._send(part.deltas(part.pieces.feed(text)))
 
-    def _stop(self, index: int) -> list[bytes]:
+    def _stop_block(self, index: int) -> list[bytes]:
         self._kinds.pop(index, None)
         part = self._parts.pop(index, None)
         return [] if part is None else self._send(part.done())
 
     def _end(self, turn: Turn) -> list[bytes]:
-        out = self._begin()
+        out = self._begin_once()
         for index in list(self._parts):
-            out += self._stop(index)
+            out += self._stop_block(index)
         # Committed blocks that were not streamed: of a replayed turn, or calls of the client's tools.
         for n, block in enumerate(shown(turn.output, calls=turn.status == "requires_action")):
             if n < self._items:
                 continue
             if block["type"] != "tool_use":
-                out += [*self._start(-1, block), *self._stop(-1)]
+                out += [*self._start_block(-1, block), *self._stop_block(-1)]
                 continue
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
+from ....domain.blocks import as_stream
 from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
 from ....domain.forms import replace
@@ -335,7 +335,7 @@ class TurnReader:
         events = self._close_all()
         for block in blocks:
             index, self._next = self._next, self._next + 1
-            start, deltas = _as_stream(block)
+            start, deltas = as_stream(block)
             events += [BlockStart(index, start), *(BlockDelta(index, delta) for delta in deltas), BlockStop(index)]
         return events
 
@@ -501,17 +501,3 @@ def _cache_miss(diagnostics: JSON) -> CacheMiss | None:
     said = _dict(diagnostics.get("cache_miss_reason"))
     reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
     return CacheMiss(reason[:LONGEST_REASON], count(tokens) or None) if reason else None
-
-
-def _as_stream(block: Block) -> tuple[Block, list[Block]]:
-    if block.get("type") == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": block.get("text", "")}]
-    if block.get("type") == "thinking":
-        deltas: list[Block] = [{"type": "thinking_delta", "thinking": block.get("thinking", "")}]
-        if block.get("signature"):
-            deltas.append({"type": "signature_delta", "signature": block["signature"]})
-        return {**block, "thinking": "", "signature": ""}, deltas
-    if block.get("type") == "tool_use":
-        arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-    return dict(block), []

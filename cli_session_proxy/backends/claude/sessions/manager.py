@@ -575,7 +575,7 @@ class Sessions:
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
         if (use := ready.shared) is not None:
-            use.sound = taken.mark is not None and taken.source == "transcript" and not forked
+            use.clean = taken.mark is not None and taken.source == "transcript" and not forked
             use.shared.total = ready.cost_before if outcome.cost_total is None else outcome.cost_total
             self._warm_paths.pop(session_id, None)
             self.captures.forget(session_id)

@@ -33,10 +33,10 @@ from ..transcript import files
 
 # Questions per process, and its longest idle time in seconds.
 USES, IDLE = 100, 30.0
-# How many first questions per kind are remembered, and how many kinds.
-FIRSTS, KINDS = 32, 1024
-# A kind is shared after so many uncontinued first questions, while clients continue less than this share of them.
-ALONE, OFTEN = 2, 1 / 3
+# How many kinds of questions are remembered, and of each how many first questions.
+MOST_KINDS, MOST_FIRSTS = 1024, 32
+# A kind gets shared processes once so many first questions were not continued, if fewer than this share were continued.
+NOT_CONTINUED, CONTINUED_SHARE = 2, 1 / 3
 # Seconds for the CLI to note a rewind in its transcript (100 ms on 2.1.330).
 NOTE_WAIT, NOTE_POLL = 1.0, 0.02
 SOON = 0.03  # seconds until a process that has answered is given back
@@ -48,41 +48,41 @@ Kind = tuple[str, str | None, str, str | None, bytes]
 
 @dataclass(eq=False, slots=True)
 class SharedProcess:
-    """`agent_key`: the last agent, whose question is in its transcript. `total`: its reported cost of all turns in
-    USD."""
+    """A process that answers questions of several agents."""
 
     process: ClaudeProcess
-    path: Path
+    path: Path  # of its transcript
     group: _Group
-    agent_key: int
+    agent_key: int  # the last agent, whose question is in the transcript
     uses: int = 0
-    total: float = 0.0
+    total: float = 0.0  # the cost of all its turns in USD, as the CLI reports it
 
 
 @dataclass(slots=True)
 class SharedUse:
-    """One turn on a shared process. `session_id`: the agent's own, which is written at its second turn. `sound`: the
-    process wrote only records of this turn."""
+    """One turn on a shared process."""
 
     shared: SharedProcess
-    session_id: str
-    sound: bool = False
+    session_id: str  # the agent's own, which is written at its second turn
+    clean: bool = False  # the process wrote only records of this turn
 
 
 @dataclass(slots=True)
-class _First:
+class _FirstQuestion:
+    """The question that began an agent's conversation."""
+
     agent_key: int
     at: float
-    continued: bool = False
+    continued: bool = False  # a second turn followed
 
 
 @dataclass(slots=True)
 class _Group:
-    """The processes of one kind. `count`: all of them, including starting ones."""
+    """The processes of one kind."""
 
     kind: Kind
     idle: list[SharedProcess] = field(default_factory=list)
-    count: int = 0
+    count: int = 0  # all of them, the starting ones too
     starting: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -104,7 +104,7 @@ class Sharing:
         self._projects = projects
         self._clock = clock
         self._groups: dict[Kind, _Group] = {}
-        self._firsts: OrderedDict[Kind, deque[_First]] = OrderedDict()
+        self._firsts: OrderedDict[Kind, deque[_FirstQuestion]] = OrderedDict()
         self._place: tuple[Path, Path] | None = None
         self._transcripts: set[Path] = set()  # transcripts of live processes
 
@@ -133,17 +133,17 @@ class Sharing:
     def _is_rarely_continued(self, job: Job) -> bool:
         """Whether first questions of this kind are rarely continued, by past experience."""
         kind, now = kind_of(job), self._clock()
-        firsts = self._firsts.setdefault(kind, deque(maxlen=FIRSTS))
+        firsts = self._firsts.setdefault(kind, deque(maxlen=MOST_FIRSTS))
         self._firsts.move_to_end(kind)
-        while len(self._firsts) > KINDS:
+        while len(self._firsts) > MOST_KINDS:
             self._firsts.popitem(last=False)
         while firsts and firsts[0].at < now - self._settings.process_idle:
             firsts.popleft()
         others = [first for first in firsts if first.agent_key != job.agent.key]
-        if len(others) == len(firsts):
-            firsts.append(_First(job.agent.key, now))
+        if len(others) == len(firsts):  # else this is another attempt of the same question
+            firsts.append(_FirstQuestion(job.agent.key, now))
         continued = sum(first.continued for first in others)
-        return len(others) - continued >= ALONE and continued < OFTEN * len(others)
+        return len(others) - continued >= NOT_CONTINUED and continued < CONTINUED_SHARE * len(others)
 
     def record_second_turn(self, job: Job) -> None:
         """The agent of this second turn has continued its first question."""
@@ -167,15 +167,15 @@ class Sharing:
                 while True:
                     while group.idle:
                         shared = group.idle.pop()
-                        if await self._is_free(shared, launch):
+                        if await self._take_idle(shared, launch):
                             shared.agent_key = job.agent.key
                             return shared
                         self._decrement(group)
                     # Start another one only if none is free soon, and few are starting.
-                    if group.count > group.starting and await self._soon(group):
+                    if group.count > group.starting and await self._idle_soon(group):
                         continue
                     if group.starting < self._settings.max_spawns and group.count < self._settings.max_processes:
-                        return await self._started(group, launch, job.agent.key)
+                        return await self._start(group, launch, job.agent.key)
                     group.changed.clear()
                     await group.changed.wait()
         except TimeoutError as exc:
@@ -183,7 +183,7 @@ class Sharing:
             raise QueueFull(why, retry_after=RETRY_AFTER) from exc
 
     @staticmethod
-    async def _soon(group: _Group) -> bool:
+    async def _idle_soon(group: _Group) -> bool:
         """Wait a moment for a process to be given back: that happens after its client has the answer."""
         group.changed.clear()
         with suppress(TimeoutError):
@@ -192,7 +192,8 @@ class Sharing:
                 return True
         return False
 
-    async def _is_free(self, shared: SharedProcess, launch: Callable[[str], Launch]) -> bool:
+    async def _take_idle(self, shared: SharedProcess, launch: Callable[[str], Launch]) -> bool:
+        """Take it from the pool, and empty its transcript. False if the pool has ended it."""
         try:
             process = await self._pool.take_warm(launch(shared.process.launch.session_id))
         except BaseException:
@@ -206,7 +207,7 @@ class Sharing:
             os.truncate(shared.path, 0)
         return True
 
-    async def _started(self, group: _Group, launch: Callable[[str], Launch], agent_key: int) -> SharedProcess:
+    async def _start(self, group: _Group, launch: Callable[[str], Launch], agent_key: int) -> SharedProcess:
         group = self._groups.setdefault(group.kind, group)
         group.count, group.starting = group.count + 1, group.starting + 1
         try:
@@ -230,14 +231,14 @@ class Sharing:
             del self._groups[group.kind]
 
     async def give_back(self, use: SharedUse, frame_uuid: str, *, at_once: bool) -> None:
-        """Give it back after the answer was stored: it is rewound to its beginning for the next question. `at_once`:
-        also erase the question now."""
+        """The answer was stored: rewind the process to its beginning for the next question. `at_once`: also erase the
+        question from its transcript now."""
         shared = use.shared
         shared.uses += 1
         group, process = shared.group, shared.process
         reusable = False
         try:
-            if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
+            if use.clean and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
                 if at_once:
                     await self._empty_after_rewind(shared.path)
                 await self._pool.checkin(process, stays=IDLE)
