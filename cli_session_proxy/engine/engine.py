@@ -497,6 +497,9 @@ class Engine:
                 return None
             live = self._live.get(turn_id)
             if live is not None and not live.done and self._deliveries.runs_here(live):
+                if live.cancelled_by == "left":  # it is being ended, because this client was not back yet
+                    await self.ended(turn_id)
+                    continue
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
                 await self._deliveries.stored(turn_id)

@@ -69,6 +69,42 @@ async def test_nothing_is_run_for_a_client_that_left_before_its_request_was_acce
     assert [words(seen) for seen in backend.seen] == [["one"], ["one", "two"]]
 
 
+async def test_who_comes_back_while_the_turn_is_ended_for_want_of_a_client_has_it_run_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was attached to a turn that nobody could save any more, and was told that every client had left."""
+    model = Model()
+    model.open.clear()
+    async with core(settings, model) as (engine, backend):
+        fail, ended = engine.store.fail, engine.ended
+        is_ending, goes_on, waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def failed(*given: Any, **more: Any) -> Turn:
+            is_ending.set()
+            await goes_on.wait()
+            return await fail(*given, **more)
+
+        async def until_ended(turn_id: str) -> None:
+            waits.set()
+            await ended(turn_id)
+
+        monkeypatch.setattr(engine.store, "fail", failed)
+        monkeypatch.setattr(engine, "ended", until_ended)
+        first = await engine.submit(request("one"))
+        await model.reached.wait()
+        first.leave()
+        await is_ending.wait()
+        again, waiting = asyncio.create_task(engine.submit(request("one"))), asyncio.create_task(waits.wait())
+        await asyncio.wait({again, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        model.open.set()
+        goes_on.set()
+        turn = await (await again).turn()
+        (await again).acknowledge()
+        assert (turn.id, turn.status) == (first.turn_id, "completed")
+        assert words(backend.seen[-1]) == ["one"]
+
+
 async def test_the_same_request_claims_an_answer_that_nobody_took(settings: Settings) -> None:
     async with core(settings) as (engine, backend):
         answer = await engine.submit(request("one"))
