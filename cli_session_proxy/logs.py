@@ -39,11 +39,12 @@ __all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "load", "shu
 
 ROTATE_BYTES = 10 * 1024 * 1024
 ROTATE_KEPT = 5  # at most 60 MB in all
-KNOWN_NAMES, LONGEST_NAME = 1024, 64  # of fields: how many are remembered, and how many characters at their ends
+KNOWN_NAMES = 1024  # how many fields' names are remembered with what they hide
+NAME_END = 64  # characters at the end of a field's name by which a secret is recognised
 TEXT_LIMIT = 2000  # characters of one value: enough for an error's text
 NAME = "cli_session_proxy"
 
-# Names in a log line: ids, and whole JSON strings.
+# Where `forget` looks for a name in a log line: ids, and whole JSON strings.
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
 
@@ -129,23 +130,23 @@ def load() -> None:
     import structlog  # noqa: F401
 
 
-class _Named:
+class _LazyLogger:
     """A logger that is created at its first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
-        return getattr(_made(self._name), method)
+        return getattr(_logger(self._name), method)
 
 
 def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
     """A logger. Safe at import: it reads the configuration when a line is logged."""
-    return cast("structlog.stdlib.BoundLogger", _Named(name))
+    return cast("structlog.stdlib.BoundLogger", _LazyLogger(name))
 
 
 @cache
-def _made(name: str) -> structlog.stdlib.BoundLogger:
+def _logger(name: str) -> structlog.stdlib.BoundLogger:
     import structlog
     from structlog.stdlib import ProcessorFormatter
 
@@ -297,7 +298,7 @@ def _hides(name: str) -> Literal["all", "texts", "nothing"]:
 
 def _clean(name: str, value: Any) -> Any:
     """The value in plain JSON types, with secrets hidden and texts cut."""
-    hides = _hides(name[-LONGEST_NAME:])
+    hides = _hides(name[-NAME_END:])
     if hides == "all" or (hides == "texts" and isinstance(value, str | bytes)):
         return redact.HIDDEN
     if value is None or isinstance(value, bool | int | float):

@@ -74,7 +74,7 @@ class Archiver:
     async def archive(self, agent: Agent, before: float = ANY_AGE) -> Outcome:
         """Archive an agent, if it was last active before that time. Raises `StoreUnavailable` if the place fails."""
         try:
-            return await self._archived(agent, before)
+            return await self._archive(agent, before)
         except (NotFound, StoreUnavailable):
             if await self._store.agent_by_key(agent.key) is not None:
                 raise
@@ -82,19 +82,19 @@ class Archiver:
                 agent.agent_id, agent.owner, "it no longer exists: it was archived by another proxy, or deleted"
             )
 
-    async def _archived(self, agent: Agent, before: float) -> Outcome:
+    async def _archive(self, agent: Agent, before: float) -> Outcome:
         stays = partial(Outcome, agent.agent_id, agent.owner)
         if not await self._store.expired_agents(Expiry(before), only=agent.key):
             return stays("it was active since then, or no longer exists")
         try:
             version = await self._engine.version_at_rest(agent)
-            # The version, the key, and this host's facts in an export.
+            # An export also names the sandbox's folder, which differs between hosts.
             identity = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
             name = f"{agent.dir}.{hashlib.sha256(identity.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
-            end = await self._compared(agent, name)
+            end = await self._end_if_equal(agent, name)
             if end is None:
                 await self._put(agent, name)
-                end = await self._compared(agent, name)
+                end = await self._end_if_equal(agent, name)
             if end is None:
                 if await self._store.version(agent.key) != version:
                     return stays("it was continued meanwhile, or no longer exists", name)
@@ -121,9 +121,9 @@ class Archiver:
                 await portable.write(self._settings, self._store, agent, write, _no_progress, whole_at=time.time())
             await asyncio.to_thread(self.place.put, name, sealed.file)
 
-    async def _compared(self, agent: Agent, name: str) -> JSON | None:
-        """The object's last line, if it can be read back and is byte-identical with an export of the chain now; else
-        None."""
+    async def _end_if_equal(self, agent: Agent, name: str) -> JSON | None:
+        """The object's last line, if the object can be read back and equals an export of the chain now, byte by byte.
+        Else None."""
         with UnnamedFile(self._settings.var, f"{self.place}/{name}") as sealed:
             if not await asyncio.to_thread(self.place.fetch, name, sealed.file):
                 return None
@@ -144,8 +144,8 @@ class Archiver:
 
 async def idle_agents(store: Store, before: float) -> list[Agent]:
     """Agents that were last active before then. One-shots are left out: retention deletes those."""
-    shots = {agent.key for agent in await store.expired_agents(Expiry(one_shots=before, once=before))}
-    return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in shots]
+    one_shots = {agent.key for agent in await store.expired_agents(Expiry(one_shots=before, once=before))}
+    return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in one_shots]
 
 
 async def serve(

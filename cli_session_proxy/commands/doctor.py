@@ -39,8 +39,7 @@ from ..selfcheck.keeping import KeptBinaries
 from ..selfcheck.running import Report, check
 from ..selfcheck.service import NOT_RUN, RUN, by_subject, findings_of
 from ..settings import Settings
-from ..stores.base import Facts
-from ..stores.base import Finding as Known
+from ..stores.base import Facts, Finding
 from ..stores.sql.migrations import newest
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
@@ -180,7 +179,7 @@ def _abilities(cli: Capability) -> Checkup:
     return Checkup("capabilities", "warning", says, capability.UPGRADE)
 
 
-def _was_checked(cli: Capability, settings: Settings, findings: Sequence[Known]) -> Checkup:
+def _was_checked(cli: Capability, settings: Settings, findings: Sequence[Finding]) -> Checkup:
     """The finding about the stored self-check of this binary. Its hash is read from a cache, by the file's identity."""
     identity = capability.identity_of(cli.path)
     sha256 = KeptBinaries(settings.var / "cli").identities().get(identity)
@@ -324,7 +323,7 @@ def _memory(settings: Settings) -> Checkup:
 # --- the store
 
 
-def _sqlite(path: Path) -> tuple[Checkup, float | None, list[Known]]:
+def _sqlite(path: Path) -> tuple[Checkup, float | None, list[Finding]]:
     """The finding about a store in SQLite, which is only read, also beside a running proxy; the time of its last turn;
     and its stored self-checks."""
     if not path.exists():
@@ -336,7 +335,7 @@ def _sqlite(path: Path) -> tuple[Checkup, float | None, list[Known]]:
         return _broken(path, str(exc)), None, []
 
 
-def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None, list[Known]]:
+def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None, list[Finding]]:
     faults = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if faults != ["ok"]:
         return _broken(path, faults[0].splitlines()[0]), None, []
@@ -355,8 +354,8 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
     says = f"{path}: {count(agents, 'agent')}, {path.stat().st_size // MB} MB, schema {newest()}{old}"
     ended = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
     rows = conn.execute(ended) if "findings" in tables else ()
-    known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
-    return Checkup("store", "ok", says), last_at, known
+    findings = [Finding(subject, name, json.loads(data), at) for subject, name, data, at in rows]
+    return Checkup("store", "ok", says), last_at, findings
 
 
 def _postgresql(url: str) -> tuple[Checkup, DatabaseLook | None]:

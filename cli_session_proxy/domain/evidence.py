@@ -98,7 +98,7 @@ OUTPUT_REFUSED = "output_refused"
 # - `replaced`    read from a file that replaced it during the turn
 # - `frames`      made from the CLI's frames, because the transcript is gone
 # - `unlinked`    made from the CLI's frames, because the transcript does not continue the path
-# - `cut`         cut at the end of the answer
+# - `cut`         shortened, because the answer was cut at a stop sequence or a token limit
 # - `memory`      from a backend without transcripts
 # - `model`       made for the CLI from the answer of another model
 RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory", "model"]
@@ -132,27 +132,19 @@ RECORDS: Mapping[RecordsFrom, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Repair(Sparse):
-    """How a session was made equal to the path. Stored with the link, and with the attempt that needed it.
-
-    - `records`            how many lines were written
-    - `found`, `behind`    the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the Claude
-                           backend); `note`: its measurement in words
-    - `kept`               the path of the copy of the damaged transcript
-    - `also_at`            paths of wrong copies of the transcript
-    - `turns`              how many turns a process was rewound by
-    """
+    """How a session was made equal to the path. Stored with the link, and with the attempt that needed it."""
 
     code: RepairCode | None = None
-    records: int | None = None
+    records: int | None = None  # how many lines were written
     from_turn: str | None = None
-    found: str | None = None
-    note: str | None = None
-    behind: str | None = None
-    also_at: tuple[str, ...] = ()
-    kept: str | None = None
+    found: str | None = None  # what was wrong: a code of the backend (see `transcript.comparing` of the Claude backend)
+    note: str | None = None  # the same, measured, in words
+    behind: str | None = None  # what was wrong behind the path: a code (see `tails` of the Claude backend)
+    also_at: tuple[str, ...] = ()  # paths of wrong copies of the transcript
+    kept: str | None = None  # the path of the copy of the damaged transcript
     looked_for: str | None = None
     found_at: str | None = None
-    turns: int | None = None
+    turns: int | None = None  # how many turns a process was rewound by
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +166,11 @@ class ExternalOrigin(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Sparse):
-    """The model refused to answer. `category` and `explanation` are the provider's, None where it gave none.
+    """The model refused to answer."""
 
-    `behind`: how many requests in a row before this one were refused after the same turn.
-    """
-
-    category: str | None = None
-    explanation: str | None = None
-    behind: int = 0
+    category: str | None = None  # by the provider
+    explanation: str | None = None  # by the provider
+    behind: int = 0  # how many requests in a row before this one were refused after the same turn
 
     @property
     def words(self) -> str:

@@ -470,7 +470,8 @@ class Executor:
                 prompt = (*prompt, structured.instruction(attempt.format, fault))
             if choice.mode == "required":
                 prompt = (*prompt, instruction(choice, [tool.name for tool in tools]))
-        if recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
+        says_something = any(block.get("type") != "text" or str(block["text"]).strip() for block in prompt)
+        if recalled is not None and says_something:
             # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
             attempt.evidence = replace(attempt.evidence, recalled=recalled)

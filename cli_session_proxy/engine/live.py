@@ -188,7 +188,7 @@ class LiveTurn:
         self.wait: LimitWait | None = None  # the limit that it waits for, as stored
         self.last_wait: LimitWait | None = None  # the same, also after the wait
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
-        self.begun = False  # its task runs: one cancelled before its first step would skip its clean-up
+        self.begun = False  # its task has begun: a task cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
         self._received = 0  # how many of the events any client has received
         self._error: ProxyError | None = None
@@ -324,7 +324,7 @@ class LiveTurn:
         if self.done or self.cancelled_by is not None:
             return
         self.cancelled_by = by
-        if self.task is not None and self.begun:
+        if self.task is not None and self.begun:  # else the task sees `cancelled_by` at its first step
             self.task.cancel()
 
     def _wake(self) -> None:
@@ -366,7 +366,7 @@ class LiveTurn:
 
     @property
     def timings(self) -> JSON:
-        """Milliseconds from the acceptance to the end of each step."""
+        """When each step was reached, in milliseconds since the acceptance."""
         return {step: round((at - self.accepted_at) * 1000, 1) for step, at in self._steps.items()}
 
     # used by its clients

@@ -54,6 +54,7 @@ class Mirroring:
         return await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
 
     async def append(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Store lines of a transcript. If an answer ends among them, make turns of its session's lines."""
         agent = await self.agent(agent_id)
         await self._store.mirror(agent.key, key, lines)
         is_main = not key.subpath and is_session_id(key.session_id)
@@ -64,35 +65,38 @@ class Mirroring:
         """The lines of a transcript: the chain's records, then lines that are not a turn yet. None if the session is
         unknown or another agent's."""
         agent = await self.agent(agent_id)
-        waiting = await self._store.mirrored(agent.key, key)
+        mirrored = await self._store.mirrored(agent.key, key)
         session = await self._store.session(key.session_id) if not key.subpath else None
         if session is None or session.agent_key != agent.key:
-            return None if waiting is None else [line.line for line in waiting]
-        if waiting is None and key.project != self._backend.project_of(agent):
+            return None if mirrored is None else [line.line for line in mirrored]
+        if mirrored is None and key.project != self._backend.project_of(agent):
             return None
-        return [*await self._backend.lines_of(session), *(line.line for line in waiting or ())]
+        return [*await self._backend.lines_of(session), *(line.line for line in mirrored or ())]
 
     async def sessions(self, agent_id: str, project: str) -> dict[str, float]:
-        """When each session of this project was last written to. The chain's own belong to the agent's directory."""
+        """When each session of this project was last written to: mirrored ones and, if the project is the agent's
+        sandbox, those of the chain."""
         agent = await self.agent(agent_id)
         written: dict[str, float] = {}
         if project == self._backend.project_of(agent):
             chain = await self._store.chain(agent.key)
             head = await self._store.turn(agent.head) if agent.head is not None else None
             for session in chain.sessions if chain is not None else ():
-                at_head = head is not None and session.tip_turn_id == head.id
-                written[session.id] = (at_head and head is not None and head.finished_at) or session.created_at
+                ended_at = head.finished_at if head is not None and session.tip_turn_id == head.id else None
+                written[session.id] = ended_at or session.created_at
         for key, at in await self._store.mirrors(agent.key, project):
             if not key.subpath:
                 written[key.session_id] = max(at, written.get(key.session_id, 0.0))
         return written
 
     async def subpaths(self, agent_id: str, project: str, session_id: str) -> list[str]:
+        """The session's further transcripts, of sub-agents."""
         agent = await self.agent(agent_id)
         known = await self._store.mirrors(agent.key, project)
         return [key.subpath for key, _ in known if key.session_id == session_id and key.subpath]
 
     async def _make_turns(self, agent: Agent, key: MirrorKey) -> None:
+        """Make turns of the complete exchanges among the session's lines."""
         async with self._ownership.hold(agent) as lease:
             lines = await self._store.mirrored(agent.key, key)
             now = await self._store.agent_state(agent.key, None, at_head=True)

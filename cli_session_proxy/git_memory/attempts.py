@@ -32,9 +32,10 @@ COMMITS = 2_000
 SECONDS = 10.0
 # Bytes of one message or note that are read; the rest is dropped.
 LONGEST = 512 * 1024
-# Characters of all of them that are kept; and of one that is parsed on the event loop, in a millisecond.
-ALL = 16 * 1024 * 1024
-SHORT = 32 * 1024
+# Characters of all messages and notes that are read.
+ALL_TEXTS = 16 * 1024 * 1024
+# A text of up to so many characters is parsed on the event loop, in a millisecond.
+INLINE = 32 * 1024
 
 # With -z a NUL ends each field: id, time, message and notes. Git replaces NULs in a note by line ends.
 _FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
@@ -42,12 +43,11 @@ _FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Earlier attempts at a fix. `attempts`: newest first. `partly`: the history was not read to its end.
-    `last_number`: the highest known number of an attempt."""
+    """Earlier attempts at a fix."""
 
-    attempts: tuple[FixAttempt, ...] = ()
-    partly: bool = False
-    last_number: int = 0
+    attempts: tuple[FixAttempt, ...] = ()  # newest first
+    partly: bool = False  # the history was not read to its end
+    last_number: int = 0  # the highest known number of an attempt
 
 
 async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
@@ -67,11 +67,11 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
             count = size = 0
             async for commit, at, texts in _commits(pieces):
                 count, size = count + 1, size + sum(map(len, texts))
-                if count > COMMITS or size > ALL:
+                if count > COMMITS or size > ALL_TEXTS:
                     partly = True
                     break
                 for text in texts:
-                    if len(text) > SHORT:
+                    if len(text) > INLINE:
                         in_text = await asyncio.to_thread(records.read, text, commit=commit, at=at)
                     else:
                         in_text = records.read(text, commit=commit, at=at)

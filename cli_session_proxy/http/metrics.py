@@ -33,7 +33,7 @@ MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LONG = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0)
 
-# Values of a repair's `found`; anything else is `other`.
+# What was found of a session's file before its repair (`Link.detail["found"]`); anything else is `other`.
 FOUND = frozenset({"missing", "tail", "unreadable", "different", "other"})
 NAMESPACE = "cli_session_proxy"
 
@@ -45,8 +45,8 @@ class Metrics(Observer):
         self.registry = CollectorRegistry()
         self.registry.register(_Now(engine))
         self._codes = _codes(ProxyError)
-        # Looking up one metric of given labels takes a lock and several calls. There are few: see above.
-        self._labelled = cache(lambda metric, *labels: metric.labels(*labels))
+        # `metric.labels(…)`, cached: it takes a lock and several calls. Few combinations exist, see above.
+        self._cached = cache(lambda metric, *labels: metric.labels(*labels))
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
         self._fallbacks = self._counter(
@@ -64,11 +64,13 @@ class Metrics(Observer):
             "session_ready_seconds", "Until a session was equal to the path, with its process", SHORT, "continuity"
         )
         self._spawn = self._histogram("spawn_seconds", "From a CLI's start until its first word", SHORT)
-        self._first = self._histogram("first_token_seconds", "From acceptance until the answer's first block", LONG)
+        self._until_first_block = self._histogram(
+            "first_token_seconds", "From acceptance until the answer's first block", LONG
+        )
         self._held = self._histogram(
             "event_loop_held_seconds", "How long the event loop was blocked, each time that it was noticed", SHORT
         )
-        self._whole = self._histogram("turn_seconds", "From acceptance until the commit", LONG)
+        self._until_commit = self._histogram("turn_seconds", "From acceptance until the commit", LONG)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
@@ -78,12 +80,12 @@ class Metrics(Observer):
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         """A turn was committed, with these links, or it failed or was cancelled."""
-        self._labelled(self._turns, turn.status, turn.continuity or "none").inc()
+        self._cached(self._turns, turn.status, turn.continuity or "none").inc()
         if turn.error is not None:
             code = str(turn.error.get("code"))
             self._errors.labels(code if code in self._codes else "other").inc()
         if turn.backend is not None:
-            self._labelled(self._backends, turn.backend).inc()
+            self._cached(self._backends, turn.backend).inc()
         if turn.fallback is not None and turn.fallback.here:  # few values: the operator's models
             self._fallbacks.labels(turn.fallback.model, turn.fallback.why).inc()
         self._count_links(links)
@@ -93,12 +95,12 @@ class Metrics(Observer):
         if "queued" in at:
             self._wait.observe(max(0.0, at["queued"]))
         if "queued" in at and "session_ready" in at:
-            ready = self._labelled(self._ready, turn.continuity or "none")
+            ready = self._cached(self._ready, turn.continuity or "none")
             ready.observe(max(0.0, at["session_ready"] - at["queued"]))
         if "first_block" in at:
-            self._first.observe(max(0.0, at["first_block"]))
+            self._until_first_block.observe(max(0.0, at["first_block"]))
         if "committed" in at:
-            self._whole.observe(max(0.0, at["committed"]))
+            self._until_commit.observe(max(0.0, at["committed"]))
         usage = turn.usage
         for kind, count in (
             ("input", usage.input_tokens),
@@ -106,7 +108,7 @@ class Metrics(Observer):
             ("cache_read", usage.cache_read_tokens),
             ("cache_write", usage.cache_write_tokens),
         ):
-            self._labelled(self._tokens, kind).inc(count)
+            self._cached(self._tokens, kind).inc(count)
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
     def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - as all observers

@@ -436,8 +436,8 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     if not await stage.bounded(process, process.adapt(replace(ours, offers=OFFERS))):
         raise Differs("it did not take the client's tools")
     stage.upstream.when(TOOLS, ToolUse([(str(CALL["name"]), CALL["input"])]))
-    judge = ToolPolicy(OFFERS, ToolChoice(), _unchecked)
-    calling = await stage.turn(process, TOOLS, judge=judge)
+    policy = ToolPolicy(OFFERS, ToolChoice(), _unchecked)
+    calling = await stage.turn(process, TOOLS, policy=policy)
     offered = [tool.get("name") for tool in calling.request.body.get("tools") or ()]
     if CALL["name"] not in offered:
         raise Differs(f"it took the client's tools, and the model was offered {offered or 'none'}")
@@ -446,7 +446,7 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
         raise Differs("the model called a tool of the client, and the call did not come out")
     result: JSON = {"content": [{"type": "text", "text": RESULT_TEXT}], "isError": False}
     brought = {str(call["id"]): result for call in called.calls}
-    turn = await stage.turn(process, (), judge=judge, results=brought)
+    turn = await stage.turn(process, (), policy=policy, results=brought)
     if texts_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {RESULT_TEXT}")]:
         raise Differs(f"the result of a tool did not reach the model: {texts_in(turn.request)[-1:]}")
     talk.add_turn(StageTurn(calling.uuid, turn.events, turn.requests))

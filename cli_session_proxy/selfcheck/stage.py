@@ -203,7 +203,7 @@ class Stage:
         process: ClaudeProcess,
         content: str | Sequence[Block],
         *,
-        judge: ToolPolicy | None = None,
+        policy: ToolPolicy | None = None,
         results: Mapping[str, JSON] | None = None,
         frame_uuid: str | None = None,
         may_fail: bool = False,
@@ -218,7 +218,7 @@ class Stage:
         before = len(self.upstream.requests)
 
         async def collect() -> None:
-            async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as events:
+            async with contextlib.aclosing(process.turn(turn.uuid, blocks, policy, results)) as events:
                 async for event in events:
                     turn.events.append(event)
                     if isinstance(event, PermissionRequest) and verdict is not None:

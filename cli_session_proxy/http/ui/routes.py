@@ -183,9 +183,9 @@ class Ui:
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
         agent = await self._agent(request)
-        whole = await self._engine.backend.compare(agent, await self._turn(request, agent))
-        compared, large = await asyncio.to_thread(views.compared, whole)
-        return await self._shown(large, views.comparison, compared, len(whole.records))
+        comparison = await self._engine.backend.compare(agent, await self._turn(request, agent))
+        compared, large = await asyncio.to_thread(views.compared, comparison)
+        return await self._rendered(large, views.comparison, compared, len(comparison.records))
 
     async def seen(self, request: Request) -> Response:
         """The messages that the model was sent in this turn, compared with the chain. Without records `verdict` is
@@ -195,9 +195,10 @@ class Ui:
         if request_seen is None:
             return JSONAnswer({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
         newest, large = await asyncio.to_thread(views.newest_sent, request_seen)
-        return await self._shown(large, views.seen, turn.usage, newest, len(request_seen.messages))
+        return await self._rendered(large, views.seen, turn.usage, newest, len(request_seen.messages))
 
-    async def _shown(self, is_large: bool, render: Callable[..., JSON], *arguments: Any) -> Response:
+    async def _rendered(self, is_large: bool, render: Callable[..., JSON], *arguments: Any) -> Response:
+        """The JSON of a view. A large one is made in a process with bounds, any other on a thread."""
         if not is_large:
             return JSONAnswer(await asyncio.to_thread(render, *arguments))
         try:

@@ -25,7 +25,7 @@ FINDINGS_KEPT = 400 * 86400.0
 
 
 def claim_finding(conn: Connection, subject: str, name: str, seconds: float) -> bool:
-    now = _alone(conn)
+    now = _lock_findings(conn)
     of = findings.c.subject == subject, findings.c.name == name
     existing = conn.execute(select(findings.c.until).where(*of)).first()
     if existing is not None and (existing.until is None or existing.until > now):
@@ -37,7 +37,7 @@ def claim_finding(conn: Connection, subject: str, name: str, seconds: float) -> 
 
 
 def keep_findings(conn: Connection, subject: str, found: Mapping[str, JSON]) -> None:
-    now = _alone(conn)
+    now = _lock_findings(conn)
     conn.execute(findings.delete().where(findings.c.subject == subject, findings.c.name.in_(list(found))))
     conn.execute(findings.delete().where(findings.c.at < now - FINDINGS_KEPT))
     rows = [{"subject": subject, "name": name, "found": dumps(one), "at": now} for name, one in found.items()]
@@ -57,7 +57,7 @@ def _finding(row: Any) -> Finding:
     return Finding(row.subject, row.name, dict(loads(row.found)), row.at)
 
 
-def _alone(conn: Connection) -> float:
+def _lock_findings(conn: Connection) -> float:
     """Lock a row that every store has, so that writers take turns. Returns the store's time."""
     conn.execute(select(meta.c.value).where(meta.c.name == "schema_version").with_for_update())
     return float(conn.scalar(select(_NOW)) or 0.0)
@@ -136,7 +136,8 @@ MOST_WRITTEN = 256 * 1024 * 1024
 
 _INSERT_CONVERSATION = Prepared(InsertNew(conversations))
 _removed = conversations.c.removed
-_more_removed = case((_removed == "[]", "["), else_=func.substr(_removed, 1, func.length(_removed) - 1) + ",")
+# The list of removed items without its "]", for one more: SQLite and PostgreSQL have no common function for that.
+_REMOVED_OPEN = case((_removed == "[]", "["), else_=func.substr(_removed, 1, func.length(_removed) - 1) + ",")
 
 
 def conversation(conn: Connection, agent_key: int) -> Conversation | None:
@@ -145,29 +146,31 @@ def conversation(conn: Connection, agent_key: int) -> Conversation | None:
 
 
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
-    """Store an imported one."""
-    _ensure(conn, agent_key)
+    """Store an imported conversation."""
+    _ensure_conversation(conn, agent_key)
     values = {"metadata": dumps(data.metadata), "removed": dumps(data.removed)}
     conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values))
 
 
 def annotate(conn: Connection, agent_key: int, metadata: JSON) -> None:
-    _ensure(conn, agent_key)
+    """Replace the conversation's metadata."""
+    _ensure_conversation(conn, agent_key)
     of_agent = conversations.c.agent_key == agent_key
     conn.execute(update(conversations).where(of_agent).values(metadata=dumps(metadata)))
 
 
 def take_out(conn: Connection, agent_key: int, item_id: str) -> None:
-    """Remove an item. Each statement works on the current rows, so concurrent writes are safe."""
+    """Remove an item: a hand-written one that no turn has yet is deleted, any other is listed as removed. Each
+    statement works on the current rows, so concurrent writes are safe."""
     delete_item = items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id)
     if conn.execute(delete_item.where(items.c.turn_id.is_(None))).rowcount:
         return
-    _ensure(conn, agent_key)
-    more = _more_removed + literal(dumps(item_id)) + "]"
-    conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(removed=more))
+    _ensure_conversation(conn, agent_key)
+    removed = _REMOVED_OPEN + literal(dumps(item_id)) + "]"
+    conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(removed=removed))
 
 
-def _ensure(conn: Connection, agent_key: int) -> None:
+def _ensure_conversation(conn: Connection, agent_key: int) -> None:
     _INSERT_CONVERSATION.run(conn, {"agent_key": agent_key, "metadata": "{}", "removed": "[]"})
 
 
@@ -175,8 +178,8 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
     if not new:
         return
     texts = [dumps(one.data) for one in new]
-    held = conn.scalar(select(func.sum(func.length(items.c.data))).where(items.c.agent_key == agent_key)) or 0
-    if held + sum(map(len, texts)) > MOST_WRITTEN:
+    written = conn.scalar(select(func.sum(func.length(items.c.data))).where(items.c.agent_key == agent_key)) or 0
+    if written + sum(map(len, texts)) > MOST_WRITTEN:
         raise InvalidRequest(
             f"a conversation holds {MOST_WRITTEN} characters of added items at most: begin another one", param="items"
         )

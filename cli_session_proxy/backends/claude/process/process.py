@@ -88,7 +88,7 @@ class ClaudeProcess:
         self._waited_in_vain = False
         self._stopping: asyncio.TimerHandle | None = None  # the timeout of an interrupted turn
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
-        self._asks: dict[str, PermissionRequest] = {}  # open permission requests
+        self._open_requests: dict[str, PermissionRequest] = {}  # of permission, by id
         self._output = output
         output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
@@ -195,7 +195,7 @@ class ClaudeProcess:
         self,
         frame_uuid: str,
         content: Sequence[Block],
-        judge: ToolPolicy | None = None,
+        policy: ToolPolicy | None = None,
         results: Mapping[str, JSON] | None = None,
     ) -> AsyncGenerator[CliEvent, None]:
         """Send one prompt, or the `results` (MCP's, by call) that it waits for. Yields events, a `Result` or `Called`
@@ -208,14 +208,14 @@ class ClaudeProcess:
             if not self.usable:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
-            reader = self._reader = TurnReader(frame_uuid if self.launch.capability.tags else None, judge)
+            reader = self._reader = TurnReader(frame_uuid if self.launch.capability.tags else None, policy)
         else:
             if not self.waiting or self._reader is None:
                 raise await self._unfit("the process waits for no results")
             brought = [self._tools.answer(call, result) for call, result in results.items()]
             lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
             reader = self._reader
-            reader.go_on(judge)
+            reader.go_on(policy)
         self._output.listen()
         self.busy = True
         self._write(lines)
@@ -236,8 +236,8 @@ class ClaudeProcess:
                 if self._unconfirmed is not None and frame is not None:
                     await self._unconfirmed()
                     self._unconfirmed = None
-                if judge is not None and (calls := calls_in(frame)):
-                    await judge.examine(calls)
+                if policy is not None and (calls := calls_in(frame)):
+                    await policy.examine(calls)
                 if results and (call := not_taken(frame, results)) is not None:
                     raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
                 events = reader.feed(frame)
@@ -252,7 +252,7 @@ class ClaudeProcess:
                             if reply is not None:
                                 self._write(frames.line(reply))
                         case PermissionWithdrawn():
-                            self._asks.pop(event.id, None)
+                            self._open_requests.pop(event.id, None)
                         case Result():
                             said = f"{event.text[:STDERR_TAIL]} {str(event.detail.get('errors', ''))[:STDERR_TAIL]}"
                             if event.is_error and NO_CONVERSATION in said:  # there was no turn
@@ -330,11 +330,11 @@ class ClaudeProcess:
 
     def permit(self, asked: PermissionRequest, verdict: Verdict) -> None:
         """Answer a permission request of the CLI. Ignored if that is no longer open."""
-        if self._asks.pop(asked.request_id, None) is not None:
+        if self._open_requests.pop(asked.request_id, None) is not None:
             self._write(frames.line(permissions.answer(asked, verdict)))
 
     def _release(self) -> None:
-        self._asks.clear()
+        self._open_requests.clear()
         self._tools.forget()
         self._output.leave()
         self._reader = None
@@ -353,7 +353,7 @@ class ClaudeProcess:
         elif self.launch.profile.approve and self._output.listening and permissions.is_asked(request):
             # Between turns nobody could approve: the CLI gets an error, and runs nothing.
             asked = permissions.read(request)
-            self._asks[asked.request_id] = asked
+            self._open_requests[asked.request_id] = asked
         elif (reply := self._tools.handle(request, in_turn=self._output.listening)) is not None:
             self._write(line := frames.line(reply))
             self._output.count(line)

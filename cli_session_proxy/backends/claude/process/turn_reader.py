@@ -43,13 +43,13 @@ _RESULT_DETAIL = (
 
 @dataclass(slots=True)
 class CallReader:
-    """Decides about each call once, when its arguments are known. The judge has examined the call before."""
+    """Decides about each call once, when its arguments are known. `ToolPolicy.examine` has seen the call before."""
 
-    judge: ToolPolicy | None  # the client's tools, and the rules for calls of them
+    policy: ToolPolicy | None
     _message: str | None = None
     _decided: dict[str, Block | CallRefused | None] = field(default_factory=dict)
-    accepted: list[Block] = field(default_factory=list)  # of the present message
-    ours: set[str] = field(default_factory=set)  # all calls that the client gets
+    accepted: list[Block] = field(default_factory=list)  # calls of the present message that the client gets
+    for_client: set[str] = field(default_factory=set)  # ids of all calls that the client gets
 
     def message(self, message_id: str | None) -> None:
         """A message of the model begins."""
@@ -64,17 +64,17 @@ class CallReader:
             verdict = self._decided[call] = self._verdict(block, call)
             if isinstance(verdict, dict):
                 self.accepted.append(verdict)
-                self.ours.add(call)
+                self.for_client.add(call)
         return self._decided[call]
 
     def knows(self, call: str | None) -> bool:
         return call in self._decided
 
     def _verdict(self, block: Block, call: str) -> Block | CallRefused | None:
-        tool = self.judge.tool(str(block.get("name"))) if self.judge else None
-        if self.judge is None or tool is None:
+        tool = self.policy.tool(str(block.get("name"))) if self.policy else None
+        if self.policy is None or tool is None:
             return None
-        why = self.judge.refusal(tool, len(self.accepted)) or self.judge.fault(tool, call)
+        why = self.policy.refusal(tool, len(self.accepted)) or self.policy.fault(tool, call)
         if why is not None:
             return CallRefused(call, why)
         return {**block, "name": tool.name}
@@ -90,7 +90,7 @@ class TurnReader:
     - With `frame_uuid`, the result of another prompt is ignored. CLI 2.1.x names the prompts in its frames: there, only
       the result that names ours ends the turn.
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
-    - With `judge`, calls of the client's tools are blocks, too, under the client's names. They come when their message
+    - With `policy`, calls of the client's tools are blocks, too, under the client's names. They come when their message
     is complete, and the turn ends with `Called`. The same reader continues after the results (`go_on`).
     - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
     - A refusal gives `Declined` at once: later frames of the CLI about it are not read.
@@ -101,9 +101,9 @@ class TurnReader:
     - `garbage` counts lines that were no frames.
     """
 
-    def __init__(self, frame_uuid: str | None = None, judge: ToolPolicy | None = None) -> None:
+    def __init__(self, frame_uuid: str | None = None, policy: ToolPolicy | None = None) -> None:
         self._uuid = frame_uuid
-        self._calls = CallReader(judge)
+        self._calls = CallReader(policy)
         self._used = NO_USAGE  # of complete messages
         self._reported = NO_USAGE  # the part already reported to earlier turns
         self._using: JSON = {}  # of the message that is being streamed
@@ -129,9 +129,9 @@ class TurnReader:
         self.call_without_frame = False
         self.garbage = 0
 
-    def go_on(self, judge: ToolPolicy | None) -> None:
+    def go_on(self, policy: ToolPolicy | None) -> None:
         """The results were sent: what follows is another turn of the client."""
-        self._calls.judge = judge
+        self._calls.policy = policy
         self._next = 0
         self._spoke = False
         self._texts.clear()
@@ -166,7 +166,7 @@ class TurnReader:
             case "user":
                 return self._tools(_blocks(_dict(frame.get("message")))) or [Activity(kind)]
             case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
-                self.call_without_frame = self._calls.judge is not None and not self._calls.knows(called_in(frame))
+                self.call_without_frame = self._calls.policy is not None and not self._calls.knows(called_in(frame))
                 return (self._called() if self._streaming is None else []) or [Activity(kind)]
             case "control_request" if permissions.is_asked(frame):
                 asked = permissions.read(frame)
@@ -322,12 +322,12 @@ class TurnReader:
         """Tool calls and results of the CLI or a sub-agent among the blocks of an assistant or user frame, without
         those of the client."""
         by = {} if agent is None else {"parent_tool_use_id": agent}
-        ours = self._calls.ours if agent is None else ()
+        for_client = self._calls.for_client if agent is None else ()
         return [
             ToolActivity({**block, **by})
             for block in blocks
             if str(block.get("type")).endswith(("tool_use", "tool_result"))
-            and block.get("id", block.get("tool_use_id")) not in ours
+            and block.get("id", block.get("tool_use_id")) not in for_client
         ]
 
     def _made(self, blocks: Iterable[Block]) -> list[CliEvent]:
@@ -412,7 +412,7 @@ def _prompts_of(frame: JSON) -> list[object]:
 
 
 def calls_in(frame: JSON | None) -> list[Block]:
-    """The model's calls in this frame: the judge examines them before the frame is fed."""
+    """The model's calls in this frame. `ToolPolicy.examine` gets them before the reader gets the frame."""
     if frame is None or frame.get("type") != "assistant" or frame.get("parent_tool_use_id") is not None:
         return []
     return [block for block in _blocks(_dict(frame.get("message"))) if block.get("type") == "tool_use"]

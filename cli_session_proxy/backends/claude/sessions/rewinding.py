@@ -24,28 +24,23 @@ MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class WarmPath:
-    """The path that a warm process has in its memory: to the turn `turn_id`; None: an empty one. `mark`: of its
-    transcript when last read, with the path's last record.
+    """The path that a warm process has in its memory."""
 
-    `total`: the cost that the process reports for all its turns, in USD. `rewound`: uuids of prompts before which it
-    was rewound; the transcript may not show this yet.
-    """
-
-    turn_id: str | None
-    mark: FileMark
-    total: float = 0.0
+    turn_id: str | None  # its last turn; None: an empty path
+    mark: FileMark  # of the transcript when it was last read, with the path's last record
+    total: float = 0.0  # the cost that the process reports for all its turns, in USD
+    # The prompts (uuids) before which it was rewound. The transcript may not show all of this yet.
     rewound: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPoint:
-    """A point to rewind to: before the prompt `to`. `newest`: the process's last prompt; `leaf`: the parent of the next
-    one; `turns`: those that are dropped."""
+    """A point to rewind to, before a prompt. Prompts and records are uuids."""
 
-    to: str
-    newest: str
-    leaf: str | None
-    turns: int
+    to: str  # that prompt: it and all after it is dropped
+    newest: str  # the process's last prompt
+    leaf: str | None  # the record before `to`, which the next prompt follows
+    turns: int  # how many are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ async def point(store: Store, turn_id: str, parent: Turn | None) -> RewindPoint 
     compaction, or if something was left out. A first turn can only be rewound alone.
     """
     wanted = None if parent is None else parent.id
-    most = MOST if parent is not None else 1
+    most = 1 if parent is None else MOST
     newest: str | None = None
     opening: transcript.Entry | None = None
     turn = await store.turn(turn_id)
