@@ -19,12 +19,12 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude.process import confine, frames, memory, process
+from cli_session_proxy.backends.claude.process import confine, frames, guardian_program, memory, process
 from cli_session_proxy.backends.claude.process.confine_program import FIRST_TO_END
 from cli_session_proxy.backends.claude.process.events import CliEvent
 from cli_session_proxy.backends.claude.process.guardian_program import sweep
@@ -926,6 +926,30 @@ open("flipping", "w").close()
 while libc.renameat2(-100, top, -100, b"/tmp/link", 2) == 0:  # AT_FDCWD, RENAME_EXCHANGE
     pass
 """
+
+
+async def test_the_memory_of_what_runs_inside_is_not_read_when_another_cli_ends(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 programs that change the protection of 16 GiB without end held up every reader of their environment for
+    minutes: no CLI with tools ended, and no other agent got a place."""
+    read: list[str] = []
+
+    def noted(path: str, mode: Literal["rb"]) -> IO[bytes]:
+        read.append(path)
+        return open(path, mode)
+
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", f"(setsid sleep {MARK} > /dev/null 2>&1 &); echo left")
+        (left,) = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [MARK]]
+        first = left
+        while (above := first.parent()) is not None and "bwrap" not in first.name():
+            first = above
+        monkeypatch.setattr(guardian_program, "open", noted, raising=False)
+        sweep("nobody's mark")
+        assert f"/proc/{left.pid}/environ" not in read
+        assert f"/proc/{first.pid}/environ" in read
+        assert guardian_program.mark_of(first)
 
 
 async def test_a_link_in_the_way_of_a_measurement_does_not_weigh_the_machines_disk(shells: Shells) -> None:

@@ -70,7 +70,11 @@ def status(pid: int) -> tuple[str, int] | None:
 
 
 def mark_of(process: psutil.Process) -> str:
-    """The mark in its environment; empty if there is none or it is unreadable."""
+    """The mark in its environment; empty if there is none or it is unreadable.
+
+    Not read inside a sandbox: whoever reads it waits for the process's own changes to its memory (mprotect), and a
+    program can make these last for minutes. The first process there is bubblewrap's.
+    """
     if sys.platform != "linux":
         import psutil  # noqa: PLC0415 - as below
 
@@ -78,6 +82,10 @@ def mark_of(process: psutil.Process) -> str:
             return process.environ().get(MARK_VARIABLE, "")
         return ""
     try:
+        with open(f"/proc/{process.pid}/status", "rb") as file:
+            pids = file.read().partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        if len(pids) > 1 and pids[-1] != b"1":  # in a namespace of processes: all end with its first one
+            return ""
         with open(f"/proc/{process.pid}/environ", "rb") as file:
             environment = b"\0" + file.read(LONGEST_ENVIRONMENT)
     except OSError:  # it has ended, or is another user's
