@@ -264,7 +264,8 @@ class Executor:
                 raise failed
         first = retrying.first_error = retrying.first_error or failed
         async with TimeLimit(deadline, self.too_long):
-            fallback = await self._next_fallback(attempt, first)
+            with self._holds.hold(attempt.agent.owner):  # whether a model can take the path is read from the path
+                fallback = await self._next_fallback(attempt, first)
         if fallback is None:
             raise first
         if not attempt.end_recorded:

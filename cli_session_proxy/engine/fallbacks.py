@@ -17,6 +17,7 @@ from ..errors import (
     LeaseLost,
     Overloaded,
     ProxyError,
+    QueueFull,
     RateLimited,
     SandboxError,
     SessionBusy,
@@ -37,7 +38,9 @@ MARGIN = 1.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
 # Errors of the proxy itself, or a turn out of time: another model would not help.
-NOT_OF_A_MODEL = (Interrupted, LeaseLost, SandboxError, SessionBusy, StoreUnavailable, TurnCancelled, TurnTimeout)
+NOT_OF_A_MODEL = (
+    Interrupted, LeaseLost, QueueFull, SandboxError, SessionBusy, StoreUnavailable, TurnCancelled, TurnTimeout,
+)  # fmt: skip
 
 
 def may_help(error: ProxyError) -> bool:

@@ -24,6 +24,7 @@ from ..engine.live import RESTART, TRACE_CONTEXT
 from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, Unauthorized
 from ..sandbox import LOCAL_OWNER
+from ..stores import held
 from ..stores.held import Holds
 from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
@@ -67,6 +68,13 @@ CHAINS = b"/v1/chains/"
 # Bytes of an answer that are given to the server at once. It takes the next ones when the client has read these: all of
 # a large answer would count as unread, and the client would be disconnected (`connection.UNREAD`).
 PIECE = 256 * 1024
+# Seconds in which a client has to take a message of more than one piece, or all of an answer while a long path is held
+# for it (`stores.held`): a client that reads a little now and then would keep that memory.
+TAKEN_WITHIN = 900.0
+
+
+class _ClientLeftError(ConnectionResetError):
+    """The client left before it had a whole message of the answer."""
 
 
 class Gate:
@@ -119,14 +127,16 @@ class Gate:
             inner["state"]["audit"] = request_audit
         added_headers = {"x-request-id": request_id}
         started = False
+        deadline: float | None = None  # by the loop's time: for all of the answer
+        connection = scope.get("extensions", {}).get(CLOSED)
         is_signed = False  # by another proxy, which needs a signed answer
         forwarded_for: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
         began = time.monotonic()
         log_fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
         async def send_answer(message: Message) -> None:
-            nonlocal started
-            if message["type"] in ("http.response.start", "websocket.accept"):
+            nonlocal started, deadline
+            if begins := message["type"] in ("http.response.start", "websocket.accept"):
                 if request_audit is not None:
                     request_audit.answers(message.get("status", 0))
                 started = True
@@ -149,12 +159,22 @@ class Gate:
                 message["headers"] = [*answer_headers, *encoded(added_headers)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
-            body = message.get("body", b"")
-            sent = 0
-            while len(body) - sent > PIECE:
-                await send({**message, "body": body[sent : sent + PIECE], "more_body": True})
-                sent += PIECE
-            await send({**message, "body": body[sent:]} if sent else message)
+            body, sent = message.get("body", b""), 0
+            if begins and held.is_held():
+                deadline = asyncio.get_running_loop().time() + TAKEN_WITHIN
+            if len(body) <= PIECE and deadline is None:
+                await send(message)
+                return
+            try:
+                async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + TAKEN_WITHIN):
+                    while len(body) - sent > PIECE:
+                        await send({**message, "body": body[sent : sent + PIECE], "more_body": True})
+                        sent += PIECE
+                        if connection is not None and connection["is_closed"]():
+                            raise _ClientLeftError  # the server would drop the rest without a word
+                    await send({**message, "body": body[sent:]} if sent else message)
+            except TimeoutError:
+                raise Interrupted(f"the client did not read this answer within {TAKEN_WITHIN:g} s") from None
 
         # Always set: the task may have begun in the context of the connection's last request.
         parent = headers.get("traceparent")
@@ -206,7 +226,7 @@ class Gate:
             if is_open:
                 await self._app(inner, receive, send_answer)
                 return
-            if (connection := scope.get("extensions", {}).get(CLOSED)) is not None:
+            if connection is not None:
                 connection["admitted"] = True  # the stricter limits for clients without a key end here
             bounds = self._bounds if forwarded_for is None else self._unlimited
             owner = inner["state"]["owner"]
@@ -230,6 +250,8 @@ class Gate:
                 why = "the proxy stopped before this answer was ready: send the request again"
                 await send_error(send_answer, inner, Interrupted(why, retry_after=RESTART))
             raise
+        except _ClientLeftError:
+            log.info("client_left")
         except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
             error = as_proxy_error(exc)
             if error.code == Unauthorized.code or error.param in _ABOUT_CALLER:

@@ -39,6 +39,8 @@ OLD_MARK = "x-cluster-key"
 # Seconds for which a signed request is valid.
 FRESH = 30.0
 GREETING = "/healthz"
+# Its parameter with the hexadecimal id of a forwarded request: is it still answered there? 200, or 410.
+ANSWERING = "answering"
 # Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ from .connection import FIELDS, HEAD
 from .gateway import OWNER_NAME
 from .greeting import transport
 from .hop import REFUSED, Incoming
-from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
+from .proof import ANSWERING, GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
 
 log = logs.get(__name__)
 
@@ -91,9 +91,11 @@ class Hop:
 
     address: str
     agent_key: int
+    request_id: str
     incoming: Incoming
     leaving: asyncio.Task[None]  # ends when the client disconnects
-    last_heard: float  # when the other proxy last sent something, by the loop's time
+    last_heard: float  # when the other proxy last sent something, or showed that it runs, by the loop's time
+    giving: bool = False  # the client is given a piece of the answer, and the other proxy is not read meanwhile
     refused: bool = False  # nothing was done there
     turn_id: str | None = None  # of the answered turn
     delivered: bool | None = None  # whether the client got the whole answer; None: not known here
@@ -130,6 +132,7 @@ class Relay:
         self._proxies: OrderedDict[str, _OtherProxy] = OrderedDict()  # by address, in order of use
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
+        self._answering: Counter[str] = Counter()  # requests that other proxies have forwarded, by their ids
 
     async def close(self) -> None:
         for other in self._proxies.values():
@@ -149,14 +152,23 @@ class Relay:
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
+    def answers(self, asked: str) -> bool:
+        """Whether this proxy still answers a request that another one has forwarded. `asked`: see `_until_silent`."""
+        return any(request_id.encode().hex() == asked for request_id in self._answering)
+
     async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
         """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
         token, token_via = ORIGIN.set("from_client" if via is None else "forwarded"), VIA.set(via)
         try:
-            if via is not None:
-                await app(incoming.inner, incoming.receive, incoming.send)
-                return
             state = incoming.inner["state"]
+            if via is not None:
+                self._answering[state["request_id"]] += 1
+                try:
+                    await app(incoming.inner, incoming.receive, incoming.send)
+                finally:
+                    self._answering[state["request_id"]] -= 1
+                    self._answering += Counter()  # drops those at 0
+                return
             try:
                 # Routes write into their scope: each attempt gets a copy.
                 await app({**incoming.inner, "state": dict(state)}, incoming.recorded, incoming.answer)
@@ -193,7 +205,8 @@ class Relay:
         incoming.body.clear()
         request = self._request(target.address, incoming.outer, body, state["owner"], state["request_id"])
         leaving = asyncio.create_task(incoming.left())
-        hop = Hop(target.address, target.agent_key, incoming, leaving, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        hop = Hop(target.address, target.agent_key, state["request_id"], incoming, leaving, now)
         self._hops.add(hop)
         answering = asyncio.create_task(self._answer(hop, request))
         silence = asyncio.create_task(self._until_silent(hop))
@@ -273,7 +286,9 @@ class Relay:
             if hop.incoming.has_left():
                 hop.delivered = False
                 return
+            hop.giving = True
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            hop.giving, hop.last_heard = False, clock()
             received = at_once(hop.incoming.receive)
             if received is not None and received["type"] == "http.disconnect":  # it left while `send` waited
                 hop.delivered = False
@@ -282,14 +297,23 @@ class Relay:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _until_silent(self, hop: Hop) -> None:
-        """Wait until the other proxy has sent nothing for `lease` seconds and does not answer a probe."""
+        """Wait until the other proxy has sent nothing for `lease` seconds, and does not answer a probe or says twice
+        that it does not answer this request any more: a line may be lost without a sign, and its end, too."""
         clock = asyncio.get_running_loop().time
+        named, ended_at = f"{GREETING}?{ANSWERING}={hop.request_id.encode().hex()}", -1.0
         while True:
             await asyncio.sleep(max(0.0, hop.last_heard + self._lease - clock()))
-            if clock() - hop.last_heard >= self._lease:
-                if not await self._probe(hop.address, GREETING, self._lease):
-                    return
-                hop.last_heard = clock()
+            heard = hop.last_heard
+            if clock() - heard < self._lease:
+                continue
+            if not await self._probe(hop.address, GREETING, self._lease):
+                return
+            answers = await self._probe(hop.address, named, self._lease)
+            is_quiet = not hop.giving and hop.last_heard == heard
+            if is_quiet and not answers and heard == ended_at:
+                return
+            hop.last_heard = clock()
+            ended_at = hop.last_heard if is_quiet and not answers else -1.0
 
     async def _can_accept(self, target: Elsewhere) -> bool:
         """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds

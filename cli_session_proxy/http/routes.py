@@ -43,6 +43,7 @@ from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer
+from .proof import ANSWERING
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
@@ -161,7 +162,11 @@ class Routes:
     # --- administration
 
     async def healthz(self, request: Request) -> Response:
-        """Whether the server runs. With a challenge, the answer proves that it is the server that `var` names."""
+        """Whether the server runs. With a challenge, the answer proves that it is the server that `var` names. Another
+        proxy may ask whether a request that it has forwarded is still answered here."""
+        asked = request.query_params.get(ANSWERING)
+        if asked is not None and self._relay is not None and not self._relay.answers(asked):
+            return JSONAnswer({"status": "not answering that request"}, 410)
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
         headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
         return JSONAnswer({"status": "ok"}, headers=headers)

@@ -124,6 +124,12 @@ def release() -> None:
         hold.release()
 
 
+def is_held() -> bool:
+    """Whether the present turn or request holds a long path."""
+    hold = _current.get()
+    return hold is not None and hold.size > 0
+
+
 async def about_to_read(size: int) -> None:
     """Called before so many bytes of a path are read. Raises `QueueFull`. Without a hold nothing is counted: in
     commands, and at the end of a turn."""

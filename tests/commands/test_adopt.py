@@ -23,6 +23,7 @@ from cli_session_proxy.settings import Settings
 from turnfault.provider.script import Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
+from ..backends.claude.transcript.test_places import refusing
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full
@@ -328,6 +329,24 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
         assert again.placed.imported == 0  # known by what it was
     found = await verifying.verify(settings, None, None)
     assert [one.differences for one in found] == [()] * len(found)
+
+
+async def test_what_this_user_may_not_read_beside_a_session_is_named(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left out in silence."""
+    source = write(tmp_path / f"{SESSION}.jsonl", TALK)
+    for name in ("closed/x.txt", "open/y.txt"):
+        place = source.with_suffix("") / name
+        place.parent.mkdir(parents=True)
+        place.write_text(name)
+    monkeypatch.setattr(os, "open", refusing("closed"))  # the test may be root's, to whom nothing is closed
+    some = await adopted(settings, source)
+    monkeypatch.setattr(os, "open", refusing(source.with_suffix("")))
+    none = await adopted(settings, source, "b")
+    assert (some.files, none.files) == (1, 0)
+    for done, left_out in ((some, f"{SESSION}/closed"), (none, SESSION)):
+        assert f"note: this user may not read {left_out} beside the transcript: left out" in moving.print_adopted(done)
 
 
 async def test_a_compacted_session_goes_on_from_its_summary_and_files_come_along(

@@ -107,6 +107,11 @@ class Line:
         self.carries = asyncio.Event()
         self.carries.set()
         self._writers: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._lost: set[asyncio.StreamWriter] = set()
+
+    def lose(self) -> None:
+        """What is connected now carries nothing any more, as behind a router that forgot it; new connections do."""
+        self._lost |= {writer for pair in self._writers for writer in pair}
 
     def cut(self) -> None:
         for near, _ in self._writers:
@@ -122,7 +127,8 @@ class Line:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             await self.carries.wait()
-            writer.write(data)
+            if writer not in self._lost:
+                writer.write(data)
 
     async def close(self) -> None:
         await _closed([writer for pair in self._writers for writer in pair])

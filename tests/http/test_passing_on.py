@@ -20,10 +20,10 @@ from websockets.asyncio.client import connect
 from cli_session_proxy.domain.models import Agent, Delivery
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
-from cli_session_proxy.http import bounds, relay
+from cli_session_proxy.http import bounds, gate, relay
 from cli_session_proxy.http.connection import AHEAD
 from cli_session_proxy.http.hop import REFUSED, Incoming
-from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
+from cli_session_proxy.http.proof import ANSWERING, HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores import held
@@ -394,6 +394,7 @@ async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_
             notes.append(delivery)
 
         comes_back(monkeypatch, pieces)
+        monkeypatch.setattr(gate, "PIECE", 1 << 30)  # all but the end is given to the server at once
         monkeypatch.setattr(two.store, "set_delivery", noted)
         client.say()
         await until(lambda: bool(notes))
@@ -819,6 +820,57 @@ async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url:
         there.carries.clear()
         answer = await waiting
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["before its head", "after its head"])
+async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_turn_runs(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The other host answers on other lines: a client waited for ever."""
+    probe, still_runs, has_ended = relay.Relay._probe, asyncio.Event(), asyncio.Event()
+
+    async def probed(self: relay.Relay, address: str, path: str, within: float) -> bool:
+        answered = await probe(self, address, path, within)
+        if ANSWERING in path:
+            (still_runs if answered else has_ended).set()
+        return answered
+
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
+        await one.chat("one")
+        monkeypatch.setattr(relay.Relay, "_probe", probed)
+        one.model.reached.clear()
+        one.model.open.clear()
+        body = {"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": "two"}]}
+        begun = asyncio.Event()
+
+        async def asking() -> httpx.Response:
+            async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as answer:
+                if stream:
+                    lines = answer.aiter_lines()
+                    await anext(lines)
+                    begun.set()
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        async for _ in lines:
+                            pass
+                else:
+                    await answer.aread()
+                return answer
+
+        waiting = asyncio.create_task(asking())
+        await (begun if stream else one.model.reached).wait()
+        there.lose()
+        await still_runs.wait()
+        assert not waiting.done()
+        assert not has_ended.is_set()
+        one.model.open.set()
+        answer = await waiting
+        assert has_ended.is_set()
+        if not stream:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+        retry = {"x-stainless-retry-count": "1"}
+        again = await two.http.post("/agents/a/v1/chat/completions", json=body, headers=retry)
+        assert (again.status_code, "two (2)" in again.text) == (200, True)
+        assert [path[-1] for path in one.asked] == ["one", "two"]
 
 
 async def test_the_same_request_meets_its_running_turn_at_every_host(postgres_url: str, tmp_path: Path) -> None:

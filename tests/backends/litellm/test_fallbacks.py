@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cli_session_proxy.backends.base import Job
+from cli_session_proxy.backends.litellm.backend import LiteLLMBackend
 from cli_session_proxy.domain.models import Fallback, Message
 from cli_session_proxy.engine import fallbacks
 from cli_session_proxy.errors import (
@@ -20,11 +22,14 @@ from cli_session_proxy.errors import (
     InvalidRequest,
     Overloaded,
     ProxyError,
+    QueueFull,
     RateLimited,
     TurnTimeout,
     UpstreamError,
 )
 from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.stores import held
+from cli_session_proxy.stores.sql import store
 from turnfault.provider.script import Fail, ToolUse
 from turnfault.provider.upstream import Upstream
 
@@ -185,6 +190,36 @@ async def test_the_first_fallback_that_can_take_it_answers(
         provider.next(Reply(status=429), Reply(status=400))
         with pytest.raises(ClaudeUnavailable):  # what the client asked for, and why that cannot answer
             await ask(engine, "hello", agent="d")
+
+
+@pytest.mark.parametrize("asked", ["can_take", "prepare"])
+async def test_a_proxy_whose_memory_is_full_is_no_failure_of_a_model(
+    with_models: Callable[..., Settings], provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+) -> None:  # fmt: skip
+    """The next model was asked, and without one the client was told the first model's failure."""
+    settings = with_models(claude_bin=tmp_path / "none", fallbacks=("gpt", "gemini"), cli_retries=0)
+    original = getattr(LiteLLMBackend, asked)
+
+    async def crowded(self: LiteLLMBackend, job: Job) -> Any:
+        """All memory for long conversations is taken as it is read."""
+        other = held.Hold(engine.holds, "another")
+        other.count(held.MOST)
+        try:
+            return await original(self, job)
+        finally:
+            other.release()
+
+    async with running(settings) as engine:
+        await ask(engine, "hello", agent="a")
+        monkeypatch.setattr(store, "UNCOUNTED", 0)
+        monkeypatch.setattr(held, "PATIENCE", 0.0)
+        monkeypatch.setattr(LiteLLMBackend, asked, crowded)
+        before = len(provider.openai)
+        with pytest.raises(QueueFull):
+            await ask(engine, "hello again", agent="a", model="opus")
+        assert len(provider.openai) == before
+        assert not engine.holds.bytes
 
 
 async def test_the_state_survives_a_restart_and_is_the_same_at_every_proxy(

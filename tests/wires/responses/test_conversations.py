@@ -6,17 +6,19 @@ import asyncio
 import base64
 from typing import Any, cast
 
+import httpx
 import openai
 import pytest
 
-from cli_session_proxy.http import connection
+from cli_session_proxy.http import connection, gate
 from cli_session_proxy.stores.sql import reading, rows
 from cli_session_proxy.wires.asgi import MIDDLING
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ... import media
-from ...talking import heard
+from ...talking import events, heard
+from ...until import until
 from .conftest import Door
 
 
@@ -221,6 +223,23 @@ async def test_a_large_answer_arrives_whole_although_much_of_it_is_unread_at_fir
     [item] = (await door.openai.conversations.items.list(made.id)).data
     assert await texts(door, made.id) == [long]
     assert await door.openai.conversations.items.retrieve(item.id or "", conversation_id=made.id) == item
+
+
+async def test_a_client_that_reads_a_large_answer_very_slowly_is_let_go(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One byte in five minutes was enough to keep the answer, and what was read for it, in memory."""
+    long = "x" * (16 * 1024 * 1024)
+    made = await door.openai.conversations.create(items=[{"type": "message", "role": "user", "content": long}])
+    [item] = (await door.openai.conversations.items.list(made.id)).data
+    monkeypatch.setattr(gate, "TAKEN_WITHIN", 0.1)
+    async with door.http.stream("GET", f"/v1/conversations/{made.id}/items/{item.id}") as answer:
+        pieces = answer.aiter_raw()
+        assert await anext(pieces)
+        await until(lambda: any(one["event"] == "answer cut" for one in events(caplog)))
+        with pytest.raises(httpx.RemoteProtocolError):
+            async for _ in pieces:
+                pass
 
 
 async def test_the_items_of_a_conversation_are_listed_however_large_its_files_are_together(

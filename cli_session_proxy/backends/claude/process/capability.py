@@ -17,6 +17,8 @@ import os
 import re
 import shutil
 import signal
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,6 +37,10 @@ log = logs.get(__name__)
 # --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores. A loaded machine needs much longer.
 PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
+
+# How many reports of another version lead to a probe, in so many seconds. It starts the CLI twice, also for the other
+# agents, and a script may start another version each time; so may a shell in a confined CLI's place say.
+MOST_HEARD, HEARD_WITHIN = 3, 60.0
 
 PACKAGE = "@anthropic-ai/claude-code"
 
@@ -217,6 +223,7 @@ _probing: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capabili
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI rejected, by path and version
 IN_A_ROW = 2  # turns
 _reported: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
+_heard_at: dict[Path, deque[float]] = {}  # when reports of another version last led to a probe
 _observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
 _replacements: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
 _listeners: list[Listener] = []
@@ -375,10 +382,16 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     return await asyncio.shield(probing)
 
 
-def heard(capability: Capability, version: str) -> None:
-    """A process of this CLI reported another version than the known one: probe it again."""
-    log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
-    _reported[capability.path] = version
+def heard(capability: Capability, version: str | None) -> None:
+    """A process of this CLI reported another version than the known one: probe it again, unless that was done often
+    just now. None: the report may be forged, only the probe counts."""
+    heard_at, now = _heard_at.setdefault(capability.path, deque(maxlen=MOST_HEARD)), time.monotonic()
+    if len(heard_at) == MOST_HEARD and now - heard_at[0] < HEARD_WITHIN:
+        return
+    heard_at.append(now)
+    if version is not None:
+        log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
+        _reported[capability.path] = version
     forget(capability)
 
 

@@ -376,10 +376,7 @@ class ClaudeProcess:
         known = self.launch.capability
         version = self.runs = str(frame.get("claude_code_version") or known.version)
         if version != known.version:
-            if self.runs_others:  # the frame may be forged: the next start probes the CLI
-                capability.forget(known)
-            else:
-                capability.heard(known, version)
+            capability.heard(known, None if self.runs_others else version)  # it may be forged
         if self._checked == (offered := frame.get("tools")):  # the same tools as in an earlier turn
             return
         try:

@@ -189,8 +189,8 @@ async def adopt_session(
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
     target = projects.path(sandboxes.path(directory), session_id)
-    copied = await asyncio.to_thread(files.copy_beside, path, target)
-    adoption = _Adoption(foreign, session_id, copied, ImportFitting(replacement), progress)
+    copied, closed = await asyncio.to_thread(files.copy_beside, path, target)
+    adoption = _Adoption(foreign, session_id, copied, closed, ImportFitting(replacement), progress)
     created = foreign.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: adoption.head)
     try:
@@ -230,6 +230,7 @@ class _Adoption:
     foreign: ForeignTranscript
     session_id: str
     files: int
+    closed: Sequence[str]  # beside the transcript, and not readable
     fitting: ImportFitting
     progress: Progress
     head: str | None = None
@@ -264,6 +265,9 @@ class _Adoption:
     def notes(self) -> Iterator[str]:
         if self.cut:
             yield f"the last exchange was still open: its {self.cut} records were left out"
+        if self.closed:
+            named = f"{', '.join(self.closed[:3])}{' and others' if len(self.closed) > 3 else ''}"
+            yield f"this user may not read {named} beside the transcript: left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
         yield from self.foreign.notes()

@@ -96,11 +96,12 @@ def temporary(session_id: str) -> str:
     return f".{session_id[:8]}-"
 
 
-def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _opened_beside(path: Path, closed: list[str]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """Open the regular files in that folder and below, in order. Yields each path relative to the transcript's folder.
 
     Each folder is opened relative to its parent, so no link is followed even if names change meanwhile. Files that
-    vanish or are unreadable are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`.
+    vanish are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`, and what this user may not
+    read, whose paths are added to `closed`.
     """
     top = beside(path)
     try:
@@ -108,20 +109,26 @@ def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     except OSError as exc:  # an agent may have closed its folder, or put a link there, which macOS calls a loop
         if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
             raise
+        if isinstance(exc, PermissionError):
+            closed.append(top.name)
         return
     try:
-        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)))
+        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)), closed)
     finally:
         os.close(folder)
 
 
-def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _opened_in(
+    folder: int, below: PurePosixPath, left: Iterator[int], closed: list[str]
+) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry, _ in zip(entries, left, strict=False))
     for name in names:
         try:
             opened = os.open(name, LOOK, dir_fd=folder)
-        except OSError:
+        except OSError as exc:
+            if isinstance(exc, PermissionError):
+                closed.append(str(below / name))
             continue
         mode = os.fstat(opened).st_mode
         if stat.S_ISREG(mode):
@@ -130,31 +137,35 @@ def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterat
             continue
         try:
             if stat.S_ISDIR(mode) and len(below.parts) < DEEPEST:
-                yield from _opened_in(opened, below / name, left)
+                yield from _opened_in(opened, below / name, left, closed)
         finally:
             os.close(opened)
 
 
-def copy_beside(source: Path, target: Path) -> int:
-    """Copy the files that belong to one transcript to those of another. Returns how many.
+def copy_beside(source: Path, target: Path) -> tuple[int, list[str]]:
+    """Copy the files that belong to one transcript to those of another. Returns how many, and the files and folders
+    that this user may not read.
 
     Raises `SandboxError` for a link on the way, OSError.
     """
     copied = 0
-    for name, opened in _opened_beside(source):
+    closed: list[str] = []
+    for name, opened in _opened_beside(source, closed):
         place = PurePosixPath(checked(target).stem, *name.parts[1:])
         with folder_below(target.parent, place) as folder:
             _write_in(folder, place.name, opened)
             state = os.fstat(opened.fileno())
             os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         copied += 1
-    return copied
+    return copied, closed
 
 
 def move(path: Path, target: Path) -> None:
-    """Move a transcript and the files beside it to where the CLI looks. Raises `SandboxError`, OSError."""
+    """Move a transcript and the files beside it to where the CLI looks. If some cannot be read, all of these stay, too.
+    Raises `SandboxError`, OSError."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if copy_beside(path, target):
+    copied, closed = copy_beside(path, target)
+    if copied and not closed:
         remove_any(beside(path))
     os.replace(path, target)
 
@@ -252,7 +263,7 @@ def gather(path: Path, after: int | None, kept: int = 0) -> list[Record]:
     already stored, which count for the limit."""
     records: list[Record] = []
     total = kept
-    for name, file in _opened_beside(path):
+    for name, file in _opened_beside(path, []):  # an agent may close a folder of its own
         state = os.fstat(file.fileno())
         if (after is not None and state.st_mtime_ns <= after) or state.st_size > MAX_FILE:
             continue
@@ -277,16 +288,21 @@ def is_sound(record: Record) -> bool:
     try:
         stored = json.loads(record.line)
         base64.b64decode(stored["data"], validate=True)
-        return is_place(stored["name"])
+        return is_place(stored["name"]) and bool(os.fsencode(stored["name"]))  # raises for half a surrogate pair
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+# Something else is in a file's place, or there can be no such name here: of an import, or of another system.
+_LEFT_OUT = frozenset({errno.EACCES, errno.EILSEQ, errno.EISDIR, errno.ENAMETOOLONG, errno.EPERM})
 
 
 def put_back(project: Path, records: Iterable[Record]) -> int:
     """Restore missing stored files. Returns how many. Raises `SandboxError` for an invalid name, OSError.
 
-    A file is left out if something else is in its place: an agent may have put it there, and its conversation continues
-    without the file. Of a file and a folder with one name, which were there one after the other, the newer one counts.
+    A file is left out if something else is in its place, which an agent may have put there, or if there can be no file
+    of its name: its conversation continues without the file. Of a file and a folder with one name, which were there one
+    after the other, the newer one counts.
     """
     latest: dict[str, str] = {}
     for record in filter(is_file, records):
@@ -304,6 +320,8 @@ def put_back(project: Path, records: Iterable[Record]) -> int:
         folders |= above
         try:
             restored += write_below(project, name, base64.b64decode(latest[name]))
-        except (NotAFolder, IsADirectoryError, PermissionError) as exc:
+        except (NotAFolder, OSError, UnicodeEncodeError) as exc:
+            if isinstance(exc, OSError) and exc.errno not in _LEFT_OUT:
+                raise
             log.warning("file_not_restored", file=str(project / name), error=str(exc))
     return restored

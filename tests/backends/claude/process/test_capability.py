@@ -8,11 +8,12 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_session_proxy import machine, redact
-from cli_session_proxy.backends.claude.process import environment
+from cli_session_proxy.backends.claude.process import capability, environment
 from cli_session_proxy.backends.claude.process.capability import (
     Capability,
     failed,
@@ -175,6 +176,29 @@ async def test_what_a_process_says_of_itself_goes_before_what_was_asked(tmp_path
     second = await probe(binary, ENV)
     assert (second.version, second.takes_tools) == ("2.0.0", False)
     assert await probe(binary, ENV) is second
+
+
+@pytest.mark.parametrize("certain", [True, False])
+async def test_a_cli_that_reports_another_version_at_each_start_is_not_probed_at_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certain: bool
+) -> None:
+    """A confined agent can say anything in its CLI's place: each start of any agent's CLI began with two others."""
+    binary = program(tmp_path / "claude")
+    probes = 0
+    ask = capability._ask
+
+    async def counted(*given: Any) -> str:
+        nonlocal probes
+        probes += given[1] == "--version"
+        return await ask(*given)
+
+    monkeypatch.setattr(capability, "_ask", counted)
+    for number in range(20):
+        heard(await probe(binary, ENV), f"2.0.{number}" if certain else None)
+    assert probes == 1 + capability.MOST_HEARD
+    monkeypatch.setattr(capability, "HEARD_WITHIN", 0.0)
+    heard(await probe(binary, ENV), "2.5.0")
+    assert (await probe(binary, ENV)).version == "2.5.0"
 
 
 ENV_WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}

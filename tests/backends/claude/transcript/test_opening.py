@@ -187,7 +187,7 @@ def test_a_link_in_the_place_of_the_folder_beside_a_transcript_leaves_nothing_be
         raise OSError(refusal, os.strerror(refusal), str(path))
 
     monkeypatch.setattr(os, "open", refused)
-    assert list(files._opened_beside(tmp_path / "a.jsonl")) == []
+    assert list(files._opened_beside(tmp_path / "a.jsonl", [])) == []
 
 
 def test_a_fault_of_the_disk_is_not_taken_for_an_absent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,4 +196,4 @@ def test_a_fault_of_the_disk_is_not_taken_for_an_absent_folder(tmp_path: Path, m
 
     monkeypatch.setattr(os, "open", broken)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        list(files._opened_beside(tmp_path / "a.jsonl"))
+        list(files._opened_beside(tmp_path / "a.jsonl", []))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,17 @@ def test_a_file_and_a_folder_with_one_name_or_something_in_the_way_stop_no_conve
     assert found == {"a/b": "a/b", "c": "c", "in/the": "mine"}
 
 
+def test_a_name_that_no_file_can_have_stops_no_conversation(tmp_path: Path) -> None:
+    """An import took half a surrogate pair: the agent's transcript could not be written again."""
+    names = ("\ud800", "x" * 256, os.fsdecode(b"\xff"), "b")
+    records = [kept(f"{SESSION}/{name}", b"x") for name in names]
+    assert [files.is_sound(record) for record in records] == [False, True, True, True]
+    restored = put_back(tmp_path, records)
+    found = {os.fsencode(at.name) for at in (tmp_path / SESSION).iterdir()}
+    assert found in ({b"\xff", b"b"}, {b"b"})  # macOS takes no bytes that are no text
+    assert restored == len(found)
+
+
 def test_what_links_lead_to_is_not_gathered(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -111,18 +124,41 @@ def test_what_links_lead_to_is_not_gathered(tmp_path: Path) -> None:
     assert gather(path, None) == []
 
 
+def refusing(name: Any) -> Callable[..., int]:
+    """`os.open`, to which this name is closed. To root none is."""
+    really = os.open
+
+    def opening(at: Any, flags: int, *more: Any, **named: Any) -> int:
+        if at == name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return really(at, flags, *more, **named)
+
+    return opening
+
+
 def test_nothing_is_gathered_of_a_folder_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn was answered, and is kept. Root can open such a folder."""
     (tmp_path / SESSION).mkdir()
-    really = os.open
-
-    def closed(at: Any, flags: int, *more: Any, **named: Any) -> int:
-        if at == tmp_path / SESSION:
-            raise PermissionError(13, "Permission denied")
-        return really(at, flags, *more, **named)
-
-    monkeypatch.setattr(os, "open", closed)
+    monkeypatch.setattr(os, "open", refusing(tmp_path / SESSION))
     assert gather(tmp_path / f"{SESSION}.jsonl", None) == []
+
+
+def test_what_cannot_be_read_is_not_removed_where_a_transcript_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not copied, and then removed with the others."""
+    source, target = (tmp_path / folder / f"{SESSION}.jsonl" for folder in ("one", "two"))
+    for name in ("closed/x", "open/y"):
+        place = source.with_suffix("") / name
+        place.parent.mkdir(parents=True)
+        place.write_text(name)
+    source.touch()
+    monkeypatch.setattr(os, "open", refusing("closed"))
+    files.move(source, target)
+    monkeypatch.undo()
+    assert (source.with_suffix("") / "closed" / "x").read_text() == "closed/x"
+    assert (target.with_suffix("") / "open" / "y").read_text() == "open/y"
+    assert target.exists()
 
 
 def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Path) -> None:
@@ -132,7 +168,7 @@ def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Pa
     result.write_text("of the session")
     os.utime(result, ns=(1_000_000_000, 2_000_000_000))
     target = tmp_path / "two" / source.name
-    assert files.copy_beside(source, target) == 1
+    assert files.copy_beside(source, target) == (1, [])
     copied = target.with_suffix("") / "tool-results" / "x.txt"
     assert (copied.read_text(), copied.stat().st_mtime_ns) == ("of the session", 2_000_000_000)
     outside.mkdir()
