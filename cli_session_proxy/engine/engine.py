@@ -369,6 +369,7 @@ class Engine:
             if isinstance(placement, Turn):
                 answer = await self._repeat(placement.id, request)
                 if answer is not None:
+                    release()  # the request only waits from now on
                     return answer
                 passed_over = placement
                 continue

@@ -152,9 +152,8 @@ class Gate:
                     )
                 if TURN_ID in by_name:
                     log_fields["turn_id"] = by_name[TURN_ID].decode()
-                    if (
-                        plan := self._plan()
-                    ) is not None and PLAN_STATUS not in by_name:  # else another proxy has set it
+                    plan = self._plan()
+                    if plan is not None and PLAN_STATUS not in by_name:  # else another proxy has set it
                         answer_headers += encoded(dict(plan.headers()))
                 message["headers"] = [*answer_headers, *encoded(added_headers)]
             if is_socket and message["type"].startswith("http."):

@@ -136,6 +136,16 @@ async def test_a_request_that_waits_in_its_lane_holds_nothing(tmp_path: Path, mo
         assert not engine.holds.bytes
 
 
+async def test_a_repeated_request_holds_nothing_while_it_waits_for_the_answer(tmp_path: Path) -> None:
+    """Its streamed answer had to end within the time that a client has to take what is in memory for it."""
+    async with core(Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")) as (engine, _):
+        first = await ask(engine, "one", agent="a", idempotency_key="k")
+        with engine.holds.hold("local"):
+            await held.about_to_read(50)
+            assert (await ask(engine, "one", agent="a", idempotency_key="k")).id == first.id
+            assert not held.is_held()
+
+
 async def test_turns_on_long_paths_are_prepared_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four turns of 240 MB at once took several gigabytes: `max_turns` alone bounded them."""
     settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
