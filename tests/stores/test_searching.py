@@ -176,7 +176,7 @@ async def test_where_ranking_takes_too_long_the_newest_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "RANKING", -1.0)
-    monkeypatch.setattr(search, "LOOK", 1)
+    monkeypatch.setattr(search, "CHECK_EVERY", 1)
     async with opened(lambda: stored_at(tmp_path)) as store:
         agent = await an_agent(store)
         await store.import_turns(imported_turns(agent, 900), head="i899")

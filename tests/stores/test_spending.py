@@ -20,8 +20,8 @@ async def test_turns_under_way_are_found_among_the_few_that_are_not_over(scope: 
     path = tmp_path / "chains.sqlite3"
     async with opened(lambda: SqliteStore(path)):
         pass
-    sql = str(spending._UNDER_WAY[scope].statement.compile(dialect=sqlite.dialect(paramstyle="named")))
+    sql = str(spending._OTHERS_UNFINISHED[scope].statement.compile(dialect=sqlite.dialect(paramstyle="named")))
     with closing(sqlite3.connect(path)) as other:
-        values = {"of_owner": "local", "named": "a", "but": "t"}
+        values = {"of_owner": "local", "named": "a", "this_turn": "t"}
         plan = [row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
     assert "SEARCH turns USING INDEX turns_status (status=?)" in plan

@@ -95,7 +95,7 @@ class PostgresqlDatabase(Lifecycle, Database):
         # Idle connections. The last used one is taken first: it has prepared the statements of a turn.
         self._idle: deque[Connection] = deque()
         self._slots: tuple[Slots, Slots] | None = None
-        self._later: set[asyncio.Future[Any]] = set()
+        self._deferred: set[asyncio.Future[Any]] = set()  # writes of `Urgency.LATER` that are not done
 
     @property
     def name(self) -> str:
@@ -157,8 +157,8 @@ class PostgresqlDatabase(Lifecycle, Database):
         proxies outlive a crash of the server, and must then find every lease that they hold and the beginning of every
         turn that they run."""
         deadline = time.monotonic() + self.busy_timeout
-        if urgency is not Urgency.LATER and self._later:
-            await asyncio.wait(set(self._later))  # earlier writes first
+        if urgency is not Urgency.LATER and self._deferred:
+            await asyncio.wait(set(self._deferred))  # earlier writes first
         if not self._open or self._slots is None:  # checked after the waits: it may have been closed meanwhile
             raise self._closed()
         patient = urgency is Urgency.DURABLE and not alone
@@ -167,8 +167,8 @@ class PostgresqlDatabase(Lifecycle, Database):
         run = partial(self._write, work, deadline, full=full, patient=patient, again=again)
         done = self._slots[0].run(run, quick=quick)
         if urgency is Urgency.LATER:
-            self._later.add(done)
-            done.add_done_callback(self._later.discard)
+            self._deferred.add(done)
+            done.add_done_callback(self._deferred.discard)
         return await done
 
     def claim(self, name: str) -> Callable[[], None] | None:
@@ -278,7 +278,8 @@ class PostgresqlDatabase(Lifecycle, Database):
                     driver.commit()
                     return result
             except ERRORS as exc:
-                in_doubt = is_lost(exc) and driver is not None and driver.committing is not None and not driver.refused
+                committing = driver is not None and driver.committing is not None and not driver.ended_before_commit
+                in_doubt = is_lost(exc) and committing
                 rolled_back = (is_lost(exc) and not in_doubt) or code_of(exc) in ROLLED_BACK
                 once_more = patient if driver is None else again and rolled_back
                 if not once_more or time.monotonic() > deadline:
@@ -300,7 +301,7 @@ class PostgresqlDatabase(Lifecycle, Database):
             assert isinstance(driver, PipelinedConnection)
             if driver.is_fit():
                 break
-            conn.invalidate()  # this waits for nobody
+            conn.invalidate()  # so that it is closed without a word to the server
             conn.close()
         driver.committing = None
         try:

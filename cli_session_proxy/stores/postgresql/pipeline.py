@@ -103,11 +103,11 @@ class PipelinedConnection(psycopg.Connection[Any]):
     """A connection on which `execute` only collects a statement. Any other way to run one sends the collected first.
 
     `prepares`: statements are prepared; not behind a pooler, where the server session changes. `committing`: this
-    transaction's COMMIT, once it is collected or sent. `refused`: the server ended the session before it ran COMMIT.
+    transaction's COMMIT, once it is collected or sent. `ended_before_commit`: the server ended the session before it.
     """
 
     prepares = False
-    refused = False
+    ended_before_commit = False
     committing: Sent | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -208,8 +208,9 @@ class PipelinedConnection(psycopg.Connection[Any]):
                         error = psycopg.OperationalError(result.get_error_message())
                     else:
                         error = error_from_result(result)
-                    ended = (error.sqlstate or "").startswith("57P")  # not a pooler
-                    self.refused = ended and self.prepares and statement is not statements[-1]
+                    session_ended = (error.sqlstate or "").startswith("57P")
+                    # Behind a pooler (not `prepares`) that may be its session with the server, not ours.
+                    self.ended_before_commit = session_ended and self.prepares and statement is not statements[-1]
             elif text is not None:
                 self._names[text] = prepared[text]
             elif statement is not None:

@@ -256,9 +256,12 @@ class Prepared:
         row = ran.fetchone()
         return None if row is None else self._row(row)
 
-    def all(self, conn: Connection, values: Values) -> list[Any]:
-        ran = self.run(conn, values)
+    def rows(self, ran: Cursor) -> list[Any]:
+        """The remaining rows, as `first` gives them."""
         return list(iter(partial(self.first, ran), None))
+
+    def all(self, conn: Connection, values: Values) -> list[Any]:
+        return self.rows(self.run(conn, values))
 
     def run(self, conn: Connection, values: Values, *, last: bool = False) -> Cursor:
         """Run it. For an insert `lastrowid` is the generated key, from RETURNING or from the driver (8 µs less on

@@ -7,7 +7,6 @@ end of the transaction, without deadlocks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
@@ -22,13 +21,13 @@ from .tables import agents, spent, turns
 
 _ADD = Prepared(InsertOrAdd(spent))
 _OF_ACCOUNT = Prepared(select(spent).where(spent.c.account == bindparam("of_account")))
-# Counts other unfinished turns, of an owner and of an agent.
+# The number of other unfinished turns, of an owner and of an agent.
 _others = (
     select(func.count().label("turns"))
     .select_from(turns.join(agents, unfinished(turns, agents.c.key)))
-    .where(turns.c.id != bindparam("but"), agents.c.owner == bindparam("of_owner"))
+    .where(turns.c.id != bindparam("this_turn"), agents.c.owner == bindparam("of_owner"))
 )
-_UNDER_WAY: Mapping[Scope, Prepared] = {
+_OTHERS_UNFINISHED: Mapping[Scope, Prepared] = {
     "key": Prepared(_others),
     "agent": Prepared(_others.where(agents.c.agent_id == bindparam("named"))),
 }
@@ -36,7 +35,8 @@ _NOTHING: Values = {"requests": 0, "tokens": 0, "usd": 0.0, "most_tokens": 0, "m
 
 
 def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *, is_new: bool = True) -> None:
-    """Count the request of a turn that is being accepted. `BudgetExceeded` rolls this back with the transaction.
+    """Count the request of a turn that is being accepted in the accounts of these budgets. `BudgetExceeded` rolls this
+    back with the transaction.
 
     `is_new` False: its request is already counted.
     """
@@ -49,23 +49,23 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
     # Run all before asking for a result: one round trip.
     ran = []
     for budget in of:
-        others = {"of_owner": budget.owner, "but": turn_id}
+        others = {"of_owner": budget.owner, "this_turn": turn_id}
         if budget.agent_id is not None:
             others["named"] = budget.agent_id
         # A turn's cost is only known at its end, so unfinished turns matter.
         limits_cost = any(limit.unit != "requests" for limit in budget.limits)
-        counted = _UNDER_WAY[budget.scope].run(conn, others) if limits_cost else None
-        ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
+        counting = _OTHERS_UNFINISHED[budget.scope].run(conn, others) if limits_cost else None
+        ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counting))
     accounts = []
     refusals = []
-    for budget, of_account, counted in ran:
+    for budget, of_account, counting in ran:
         # All rows are read before a refusal is raised: until then SQLite holds its lock.
-        rows = list(map(_spent, iter(partial(_OF_ACCOUNT.first, of_account), None)))
-        under_way = 0
-        if counted is not None:
-            under_way = sum(row.turns for row in iter(partial(_UNDER_WAY[budget.scope].first, counted), None))
+        rows = list(map(_spent, _OF_ACCOUNT.rows(of_account)))
+        unfinished_turns = 0
+        if counting is not None:
+            unfinished_turns = sum(row.turns for row in _OTHERS_UNFINISHED[budget.scope].rows(counting))
         accounts.append(rows)
-        if (refusal := budgets.refusal(budget, rows, under_way, now, is_new=is_new)) is not None:
+        if (refusal := budgets.refusal(budget, rows, unfinished_turns, now, is_new=is_new)) is not None:
             refusals.append(refusal)
     if refusals:
         raise max(refusals, key=lambda refusal: refusal.retry_after or 0.0)
@@ -74,9 +74,9 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
             running = budgets.period(row.per, now)
             if row.begins == running.begins and row.requests <= 1:  # the first turn of the period: delete older rows
                 since = budgets.last_used([one for one in rows if one.per == row.per], running)
-                of_account = and_(spent.c.account == row.account, spent.c.begins < since)
-                unused = spent.c.begins < budgets.previous(budgets.period("month", now)).begins  # of any account
-                conn.execute(delete(spent).where(spent.c.per == row.per, or_(of_account, unused)))
+                of_this_account = and_(spent.c.account == row.account, spent.c.begins < since)
+                of_any_account = spent.c.begins < budgets.previous(budgets.period("month", now)).begins
+                conn.execute(delete(spent).where(spent.c.per == row.per, or_(of_this_account, of_any_account)))
 
 
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:

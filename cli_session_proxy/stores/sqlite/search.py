@@ -4,7 +4,7 @@ It is a cache. No turn waits for it: a search first updates it, newest turns fir
 file. Another version of it, or a broken file, is rebuilt.
 
     words   rowid = turns.seq; what was asked, answered, done by tools, and noted by the client, without secrets
-    docs    each of these turns, with its status when it was taken in: with another one by now it is taken in again
+    docs    each indexed turn, with its status at that time: a turn with another status now is indexed again
 
 A deleted agent is removed from the index, too, after it was removed from the chains. Turns are indexed under the
 index's write lock, so an indexer that comes later finds nothing of the agent.
@@ -35,10 +35,10 @@ T = TypeVar("T")
 # Raise it when the indexed content changes: an index of another version is rebuilt.
 VERSION = 3
 # Steps of SQLite's virtual machine between two checks of the time limit for ranking.
-LOOK = 1000
+CHECK_EVERY = 1000
 # How often an index is rebuilt for one call; if it is broken again, the disk is bad.
 TRIES = 2
-OPENS, CLOSES = "\x02", "\x03"
+OPENS, CLOSES = "\x02", "\x03"  # around a match in a snippet
 
 _SCHEMA = f"""
     CREATE VIRTUAL TABLE search.words USING fts5(
@@ -58,7 +58,7 @@ _STALE = (
     .where(_docs.c.status.is_distinct_from(turns.c.status))
     .order_by(turns.c.seq.desc())
 )
-_CUT = [f"snippet(words, {n}, '{OPENS}', '{CLOSES}', '…', {SNIPPET})" for n in range(len(PARTS))]
+_SNIPPETS = [f"snippet(words, {n}, '{OPENS}', '{CLOSES}', '…', {SNIPPET})" for n in range(len(PARTS))]
 
 
 class SearchIndex:
@@ -88,7 +88,7 @@ class SearchIndex:
                 left = driver.execute("SELECT seq FROM docs WHERE agent_key = ?", (agent_key,)).fetchall()
                 _remove_turns(driver, left)
             if left:
-                _wipe(driver)
+                _overwrite_deleted(driver)
 
         self._with(work)
 
@@ -133,13 +133,14 @@ class SearchIndex:
 
 
 def _index(conn: Connection, seconds: float) -> Indexed:
+    """Index new and changed turns, in short transactions, until the time is over."""
     until = time.monotonic() + seconds
     with _writing(conn) as driver:
         # An agent whose deletion was interrupted between the chains and the index.
         left = driver.execute("SELECT seq FROM docs WHERE seq NOT IN (SELECT seq FROM turns)").fetchall()
         _remove_turns(driver, left)
     if left:
-        _wipe(driver)
+        _overwrite_deleted(driver)
     stale = list(conn.scalars(_STALE))
     total = conn.scalar(select(func.count()).select_from(turns)) or 0
     done = 0
@@ -150,7 +151,8 @@ def _index(conn: Connection, seconds: float) -> Indexed:
                 driver.execute("DELETE FROM words WHERE rowid = ?", (turn.seq,))
                 new = "INSERT INTO words (rowid, input, output, tools, metadata) VALUES (?, ?, ?, ?, ?)"
                 driver.execute(new, (turn.seq, *turn.texts))
-                driver.execute("INSERT OR REPLACE INTO docs VALUES (?, ?, ?, ?)", turn[:4])
+                doc = turn.seq, turn.agent_key, turn.id, turn.status
+                driver.execute("INSERT OR REPLACE INTO docs VALUES (?, ?, ?, ?)", doc)
         done += len(piece)
     return Indexed(total - len(stale) + done, total)
 
@@ -174,7 +176,7 @@ def _remove_turns(driver: sqlite3.Connection, seqs: list[Any]) -> None:
     driver.executemany("DELETE FROM docs WHERE seq = ?", seqs)
 
 
-def _wipe(driver: sqlite3.Connection) -> None:
+def _overwrite_deleted(driver: sqlite3.Connection) -> None:
     """Overwrite deleted words: FTS5 only marks them, so merge its segments and clear the freed pages."""
     driver.execute("INSERT INTO words (words) VALUES ('optimize')")
     driver.execute("PRAGMA search.wal_checkpoint(TRUNCATE)")
@@ -201,13 +203,13 @@ def _by_words(conn: Connection, criteria: Search, limit: int) -> Sequence[Ranked
             best = list(conn.scalars(fits.order_by(_words.c.rank, turns.c.seq.desc())))
             # The `+` forces one pass over all matches; by rowid a prefix would be looked up for each turn.
             marks = ", ".join("?" * len(best))
-            cut = f"SELECT rowid, {', '.join(_CUT)} FROM words WHERE words MATCH ? AND +rowid IN ({marks})"
+            cut = f"SELECT rowid, {', '.join(_SNIPPETS)} FROM words WHERE words MATCH ? AND +rowid IN ({marks})"
             snippets = {seq: parts for seq, *parts in driver.execute(cut, (match, *best))}
     except ERRORS as exc:
         if cause_of(exc)[1] != sqlite3.SQLITE_INTERRUPT:
             raise
         # Too many turns match to rank them: take the newest, in index order, without sorting.
-        newest = fits.add_columns(*map(literal_column, _CUT)).order_by(_words.c.rowid.desc())
+        newest = fits.add_columns(*map(literal_column, _SNIPPETS)).order_by(_words.c.rowid.desc())
         snippets = {seq: parts for seq, *parts in conn.execute(newest)}
         best = list(snippets)
     ranked = []
@@ -223,7 +225,7 @@ def _by_words(conn: Connection, criteria: Search, limit: int) -> Sequence[Ranked
 def _interrupted_after(driver: sqlite3.Connection, seconds: float) -> Iterator[None]:
     """Interrupts the statements of the connection when the time is over."""
     until = time.monotonic() + seconds
-    driver.set_progress_handler(lambda: time.monotonic() > until, LOOK)
+    driver.set_progress_handler(lambda: time.monotonic() > until, CHECK_EVERY)
     try:
         yield
     finally:

@@ -17,22 +17,19 @@ from .tools import with_brought
 
 @dataclass(frozen=True, slots=True)
 class OpenDialogue:
-    """A conversation at one of its turns.
-
-    `path` and `items_by_turn`: the turns so far, and the items of each. `unsent`: the client's own items that no turn
-    on the path has sent yet. `own_items`: all of the client's own, by id. `removed`: ids of removed items. `path`,
-    `items_by_turn` and `own_items` are empty where they are not needed: see `Dialogues._dialogue_at`.
-    """
+    """A conversation at one of its turns. `path`, `items_by_turn` and `own_items` are empty where they are not needed
+    (see `Dialogues._dialogue_at`)."""
 
     metadata: JSON
-    removed: frozenset[str]
-    path: Sequence[Turn]
-    items_by_turn: Sequence[Sequence[ConversationItem]]
-    unsent: Sequence[Item]
-    own_items: Mapping[str, Item] = field(default_factory=lambda: NO_ITEMS)
+    removed: frozenset[str]  # ids of removed items
+    path: Sequence[Turn]  # the turns so far
+    items_by_turn: Sequence[Sequence[ConversationItem]]  # the items of each turn on the path
+    unsent: Sequence[Item]  # the client's own items that no turn on the path has sent yet
+    own_items: Mapping[str, Item] = field(default_factory=lambda: NO_ITEMS)  # all of the client's own, by id
 
     @property
     def entries(self) -> list[ConversationItem]:
+        """All items that are not removed, in order."""
         on_path = [entry for entries in self.items_by_turn for entry in entries if entry.id not in self.removed]
         return on_path + [entry_of(item) for item in self.unsent]
 
@@ -78,7 +75,9 @@ def compose(
     `dialogue`: the conversation, if the call names one. `rest`: its items after the turn `continues`. They come first,
     then its unsent items.
     """
-    composed = _Composition(dict.fromkeys(lasting_system_texts(ran)) if delta else {}, begun=delta and ran is not None)
+    composed = _Composition(
+        dict.fromkeys(lasting_system_texts(ran)) if delta else {}, has_turns=delta and ran is not None
+    )
     if dialogue is not None:
         for entry in itertools.chain.from_iterable(dialogue.items_by_turn):
             if entry.id in dialogue.removed and entry.system is not None:
@@ -90,7 +89,7 @@ def compose(
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
     request = call.request
     tools, fields = request.options.tools, request.call or {}
-    if composed.begun and ran is not None:
+    if composed.has_turns and ran is not None:
         tools, fields = with_brought(tools, fields, ran.call or {})
     instructions = (call.instructions,) if call.instructions and call.instructions.strip() else ()
     return replace(
@@ -106,14 +105,12 @@ def compose(
 
 
 class _Composition:
-    """Collects a turn's messages. `begun`: the conversation already has turns.
+    """Collects a turn's messages and the parts of its system prompt. Once the conversation has turns, its system prompt
+    stays as it is: a new system text is shown as a reminder among the messages."""
 
-    `system_texts`: the parts of the system prompt, each with its id if it is an item of the client.
-    """
-
-    def __init__(self, system_texts: dict[str, str | None], *, begun: bool) -> None:
-        self.system_texts = system_texts
-        self.begun = begun
+    def __init__(self, system_texts: dict[str, str | None], *, has_turns: bool) -> None:
+        self.system_texts = system_texts  # the parts of the system prompt; with an id if one is an item of the client
+        self.has_turns = has_turns
         self.messages: list[Message] = []
         self.ids: list[str | None] = []  # for each message the id of its item
         self.own_items: list[str] = []  # ids of the client's own items
@@ -134,13 +131,14 @@ class _Composition:
                 self._system_sent.append((entry.system, entry.id))
 
     def add_unsent_items(self, items: Sequence[Item]) -> None:
+        """Add items of the client that no turn has sent."""
         for item in items:
             entry = entry_of(item)
             self.own_items.append(item.id)
             text = entry.system if entry.system and entry.system.strip() else None
             if entry.message is not None:
                 self._add(entry.message, item.id)
-            elif text is not None and (self.begun or self.messages):
+            elif text is not None and (self.has_turns or self.messages):
                 self._add(reminder(text), item.id)
             else:
                 self._other_items.append(item.id)
@@ -148,16 +146,17 @@ class _Composition:
                     self.system_texts[text] = item.id
 
     def add_input(self, call: ResponsesCall) -> None:
-        """Add the client's input. After the first turn a new system text stays where it is, as a reminder."""
+        """Add the client's input. After the first turn a new system text becomes a reminder at its place."""
         for text in call.system:
-            if text in self.system_texts or not self.begun:
+            if text in self.system_texts or not self.has_turns:
                 self.system_texts.setdefault(text, None)
                 self._system_sent.append((text, None))
             else:
                 self._add(reminder(text), None)
         for message in call.request.messages:
             self._add(message, None)
-        if not self.begun and not self.messages and self.system_texts:  # no other message: the last text is the prompt
+        if not self.has_turns and not self.messages and self.system_texts:
+            # No other message: the last system text is the prompt.
             text, item_id = self.system_texts.popitem()
             if item_id is None:
                 self._system_sent.pop()
@@ -170,6 +169,7 @@ class _Composition:
         self.ids.append(item_id)
 
     def call_fields(self) -> JSON:
+        """The fields of `Turn.call` by which this turn's items are listed later."""
         fields: JSON = {"system_sent": [text for text, _ in self._system_sent], "system_items": list(self.system_texts)}
         if any(item_id is not None for _, item_id in self._system_sent):
             fields["system_ids"] = [item_id for _, item_id in self._system_sent]

@@ -19,8 +19,8 @@ from ..streams import SSE_DONE, ReplayedStream, sse_event
 from . import body as responses
 from .items import hex_of, message_item, reasoning_item, shown, text_part
 
-# A delta has this many characters, and more the further in: a token or two at the start of an answer, and an answer
-# of 3 MB still has some 1,500 deltas instead of 100,000.
+# Characters of a delta at the start of an answer; one more after each `DELTA_GROWS` characters, so that an answer of
+# 3 MB has some 1,500 deltas instead of 100,000.
 DELTA, DELTA_GROWS = 16, 200
 
 
@@ -120,9 +120,9 @@ class ResponsesWriter(ReplayedStream):
         self._frame = frame
         self._bytes_at_end = end
         self._after = starting_after
-        self._number = 0
-        self._parts: dict[int, _Part] = {}  # by index: the items of non-empty ones
-        self._items = 0
+        self._number = 0  # of the next event
+        self._parts: dict[int, _Part] = {}  # by the block's index: its item, once it has a text
+        self._items = 0  # how many items of the output were begun
 
     def _failed(self, turn: Turn) -> list[bytes]:
         return [*self._send([{"type": "response.failed", "response": responses.response(turn)}]), *self._bytes_at_end]
@@ -161,7 +161,8 @@ class ResponsesWriter(ReplayedStream):
             if n < self._items:
                 continue
             if block["type"] != "tool_use":
-                out += [*self._start_block(-1, block), *self._stop_block(-1)]
+                index = -1  # none of the streamed blocks
+                out += [*self._start_block(index, block), *self._stop_block(index)]
                 continue
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))

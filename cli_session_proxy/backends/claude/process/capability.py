@@ -221,7 +221,7 @@ _probed: dict[Identity, Capability] = {}
 _versions: dict[Identity, tuple[str, Version] | None] = {}
 _probing: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI rejected, by path and version
-IN_A_ROW = 2  # turns
+FAILED_IN_A_ROW = 2  # turns in which something failed, after which the CLI counts as unable to do it
 _reported: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
 _heard_at: dict[Path, deque[float]] = {}  # when reports of another version last led to a probe
 _observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
@@ -312,7 +312,7 @@ class Doubts:
     def failed(self, cli: Capability, name: Name, detail: str) -> None:
         key = cli.path, cli.version, name
         self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
-        if self._in_a_row[key] >= IN_A_ROW:
+        if self._in_a_row[key] >= FAILED_IN_A_ROW:
             failed(cli, name, detail)
 
     def worked(self, cli: Capability, *names: Name) -> None:

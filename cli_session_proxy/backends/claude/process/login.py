@@ -41,48 +41,49 @@ class Logins:
     """The copies for the CLIs of one proxy. Its methods block; do not call two at once."""
 
     def __init__(self, config_dir: Path, var: Path) -> None:
-        self._own = Path(os.path.realpath(config_dir / FILE))
-        self._bases = var / "confined" / LOGINS
-        self._lent: dict[Path, tuple[int, ...] | None] = {}  # each private copy, as last seen
+        self._own = Path(os.path.realpath(config_dir / FILE))  # the user's own login
+        self._originals = var / "confined" / LOGINS  # what each agent was given
+        self._copies: dict[Path, tuple[int, ...] | None] = {}  # by private folder: the state of its copy when last seen
 
-    def exchange(self, private: Path, *, lend: bool) -> None:
-        """Copy renewed logins back, then give this agent's CLI a copy of the user's own. `lend` False: remove its copy,
+    def exchange(self, private: Path, *, give: bool) -> None:
+        """Copy renewed logins back, then give this agent's CLI a copy of the user's own. `give` False: remove its copy,
         because its environment has another login."""
         if self._own.is_file():
-            self._lent.setdefault(private, None)
-        for directory in list(self._lent):
-            if self._lent[directory] != _state(directory / FILE):
+            self._copies.setdefault(private, None)
+        for directory in list(self._copies):
+            if self._copies[directory] != _state(directory / FILE):
                 self._take_back(directory)
-        if not lend:
-            self._lent.pop(private, None)
-            for copy in (private / FILE, self._bases / private.name):
+        if not give:
+            self._copies.pop(private, None)
+            for copy in (private / FILE, self._originals / private.name):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the agent made a folder there
                     copy.unlink()
-        elif private in self._lent:
+        elif private in self._copies:
             own = _read(self._own)
             if own is not None and own != _read(private / FILE):
-                make_private(self._bases)
-                write_private(self._bases / private.name, own)
+                make_private(self._originals)
+                write_private(self._originals / private.name, own)
                 write_private(private / FILE, own)
-            self._lent[private] = _state(private / FILE)
+            self._copies[private] = _state(private / FILE)
 
     def _take_back(self, private: Path) -> None:
-        base, copy, own = (_read(at) for at in (self._bases / private.name, private / FILE, self._own))
-        self._lent[private] = _state(private / FILE)
-        if None in (base, copy, own) or copy == base:
+        """Replace the user's own login by this copy if that is a renewal of it."""
+        original, copy, own = (_read(at) for at in (self._originals / private.name, private / FILE, self._own))
+        self._copies[private] = _state(private / FILE)
+        if None in (original, copy, own) or copy == original:
             return
-        assert base is not None
+        assert original is not None
         assert copy is not None
-        if own != base or not is_renewal(base, copy):
-            log.warning("login_not_taken_back", agent=private.name, renewed_elsewhere=own != base)
+        if own != original or not is_renewal(original, copy):
+            log.warning("login_not_taken_back", agent=private.name, renewed_elsewhere=own != original)
             return
         # The old login with the new tokens, written by us: the agent's own bytes may be JSON for Python and not for the
         # CLI (NaN, UTF-16), and would log the user out.
-        login, tokens = _parsed(base), _parsed(copy)[LOGIN]
+        login, tokens = _parsed(original), _parsed(copy)[LOGIN]
         login[LOGIN] |= {name: tokens[name] for name in (*TOKENS, EXPIRES)}
         renewed = json.dumps(login, separators=(",", ":")).encode()
         write_private(self._own, renewed)
-        write_private(self._bases / private.name, renewed)
+        write_private(self._originals / private.name, renewed)
         log.info("login_renewed", agent=private.name)
 
 

@@ -185,10 +185,10 @@ class TurnReader:
                     case "compact_boundary":
                         return [Compacted({"compact_metadata": _facts(_dict(frame.get("compact_metadata")))})]
                     case "init" | "conversation_reset":
-                        return [_seen(frame, subtype)]
+                        return [_session_in(frame, subtype)]
                 return [Activity(subtype)]
             case "conversation_reset":
-                return [_seen(frame, kind)]
+                return [_session_in(frame, kind)]
             case "rate_limit_event":
                 self._rate_limit = _dict(frame.get("rate_limit_info"))
                 return [PlanTold(self._rate_limit)]
@@ -277,7 +277,7 @@ class TurnReader:
         if not calls:
             return []
         used, self._reported, self._counted = self._used.minus(self._reported), self._used, None
-        return [*self._made(calls), Called(calls, used)]
+        return [*self._as_streamed(calls), Called(calls, used)]
 
     def _close_all(self) -> list[CliEvent]:
         events: list[CliEvent] = [BlockStop(self._blocks[at]) for at in sorted(self._open)]
@@ -314,7 +314,7 @@ class TurnReader:
         if answer:
             self._pieces.clear()
             self._spoke = self._spoke or any(block.get("type") in WORDS for block in answer)
-        events = [] if message_id in self._streamed else self._made(words)
+        events = [] if message_id in self._streamed else self._as_streamed(words)
         said = AssistantMessage(_text(frame.get("uuid")), _text(model), tuple(answer))
         return [*cut, *events, said, *refused, *self._tools(blocks)]
 
@@ -330,7 +330,7 @@ class TurnReader:
             and block.get("id", block.get("tool_use_id")) not in for_client
         ]
 
-    def _made(self, blocks: Iterable[Block]) -> list[CliEvent]:
+    def _as_streamed(self, blocks: Iterable[Block]) -> list[CliEvent]:
         """The block events of an answer that was not streamed."""
         events = self._close_all()
         for block in blocks:
@@ -340,15 +340,16 @@ class TurnReader:
         return events
 
     def _result(self, frame: JSON) -> list[CliEvent]:
-        if self._uuid is not None and (
-            self._prompt_named if frame.get(_PROMPTS) is None else self._uuid not in _prompts_of(frame)
-        ):
-            return [Activity("result_of_another_frame")]
+        if self._uuid is not None:
+            # CLI 1.x, and a refusal before any turn, name no prompt. A CLI that named ours does so in its result, too.
+            names_none = frame.get(_PROMPTS) is None
+            if (names_none and self._prompt_named) or (not names_none and self._uuid not in _prompts_of(frame)):
+                return [Activity("result_of_another_frame")]
         cut = self._cut_short()
         # 1.0.120 reports success if a block was finished before the cut, with that block as the answer.
         was_cut = any(isinstance(event, Abandoned) for event in cut)
-        half = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
-        seen = _seen(frame, "result")
+        half_is_reported = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
+        seen = _session_in(frame, "result")
         status = frame.get("api_error_status")
         text = _text(frame.get("result")) or ""
         declined = frame.get("stop_reason") == REFUSAL or _POLICY in text
@@ -361,9 +362,9 @@ class TurnReader:
         result = Result(
             session_id=seen.session_id if isinstance(seen, SessionFrame) else "",
             # 1.0.120 reports a cut answer as `error_during_execution` with `is_error` false.
-            is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
+            is_error=half_is_reported or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=_short(str(frame.get("subtype", ""))),
-            text=HALF_AN_ANSWER if half else text,
+            text=HALF_AN_ANSWER if half_is_reported else text,
             stop_reason=_short(_text(frame.get("stop_reason"))),
             terminal_reason=_short(_text(frame.get("terminal_reason"))),
             api_error_status=status if isinstance(status, int) else None,
@@ -386,7 +387,7 @@ class TurnReader:
         """Parts of the answer that were in no assistant frame: streamed ones, and the result's text."""
         if len(text) + sum(map(len, self._texts)) > LONGEST_COMPARED:
             return []
-        streamed = [_whole(pieces) for pieces in self._pieces.values()]
+        streamed = [_block_of(pieces) for pieces in self._pieces.values()]
         said = [str(block["text"]) for block in streamed if block.get("type") == "text"]
         if not any(map(str.strip, said)):
             streamed = []
@@ -395,11 +396,11 @@ class TurnReader:
         # Messages of the CLI in the model's place are no answer.
         if bare and not self._synthetic and bare not in "".join("".join([*self._texts, *said]).split()):
             block: Block = {"type": "text", "text": text}
-            events += [*self._made([block]), AssistantMessage(None, None, (block,))]
+            events += [*self._as_streamed([block]), AssistantMessage(None, None, (block,))]
         return events
 
 
-def _seen(frame: JSON, cause: str) -> SessionFrame | Activity:
+def _session_in(frame: JSON, cause: str) -> SessionFrame | Activity:
     """The session in a frame. An invalid id is ignored, because ids become file names."""
     named = frame.get("session_id")
     return SessionFrame(named, cause) if is_session_id(named) else Activity(cause)
@@ -487,7 +488,7 @@ def _usage(usage: JSON) -> Usage:
     )
 
 
-def _whole(pieces: Sequence[Block]) -> Block:
+def _block_of(pieces: Sequence[Block]) -> Block:
     """The complete block of its start and its deltas."""
     block = dict(pieces[0])
     for name in ("text", "thinking", "signature"):

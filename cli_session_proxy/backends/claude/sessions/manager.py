@@ -196,7 +196,7 @@ class Sessions:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
                 await asyncio.to_thread(restore_access, project)
-                await asyncio.to_thread(self._logins.exchange, private, lend=not environment.has_login(env))
+                await asyncio.to_thread(self._logins.exchange, private, give=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
         place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
