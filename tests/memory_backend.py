@@ -104,6 +104,7 @@ class _MemoryExecution:
     links: tuple[Link, ...] = ()
     backend: str = MemoryBackend.name
     who: str = "the model"
+    keeps_path: bool = False
 
     def __post_init__(self) -> None:
         wanted = self.job.turn.options.parameters

@@ -294,6 +294,10 @@ class Execution(Protocol):
     def evidence(self) -> Evidence: ...
 
     @property
+    def keeps_path(self) -> bool:
+        """Whether the path stays in this process's memory until the answer is there."""
+
+    @property
     def unmet(self) -> Sequence[ParameterName]:
         """Parameters of the job that have no effect here. If `max_tokens` is among them, the engine cuts the answer."""
 

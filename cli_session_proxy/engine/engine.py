@@ -978,8 +978,14 @@ class Engine:
     async def commit(self, owner: str, agent_id: str, order: CommitOrder) -> Committed:
         """Write the agent's attempt at a fix into its git repository; see `committing.commit`."""
         agent = await self.agent_named(owner, agent_id)
-        work = commit(self.settings, self.store, agent, order, partial(self._ask_in_temporary_chain, owner))
-        return await asyncio.shield(self._tasks.own(work))
+
+        async def work() -> Committed:
+            with self.holds.hold(owner):  # until its end, whether the request waits for it or not
+                return await commit(
+                    self.settings, self.store, agent, order, partial(self._ask_in_temporary_chain, owner)
+                )
+
+        return await asyncio.shield(self._tasks.own(work()))
 
     async def _ask_in_temporary_chain(self, owner: str, last: Turn, messages: Sequence[Message], schema: JSON) -> str:
         """The model's answer to these messages, as JSON, in a temporary chain with the model and system of `last`."""
@@ -997,7 +1003,8 @@ class Engine:
             wire="git_memory",
         )
         try:
-            answer = await self.submit(request)
+            with self.holds.hold(owner):  # a submitted request releases its hold; the caller keeps its own
+                answer = await self.submit(request)
             try:
                 turn = await answer.turn()
                 answer.acknowledge()

@@ -327,7 +327,8 @@ class Executor:
             exchange = attempt.exchange = await self._prepare(attempt, job)
             await self._begin(attempt, job, exchange, home)
             attempt.live.limit_over()
-            held.release()  # the CLI has it now
+            if not exchange.keeps_path:
+                held.release()
         except StoreUnavailable as exc:
             raise not_run(exc) from exc
         end = await self._receive(attempt, exchange, deadline)

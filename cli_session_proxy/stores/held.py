@@ -1,8 +1,8 @@
 """Bounds how much of long conversations is in memory at once.
 
-A path that was read is in memory, often more than once, until its turn's request is on its way or its HTTP request is
-answered. So turns and requests open a `Hold`, and the store adds to it what it is about to read. A hold that does not
-fit waits for others to end, and is refused after `PATIENCE`.
+A path that was read is in memory, often more than once, until a CLI has its turn's request, a model of another
+provider has answered it, or its HTTP request is answered. So turns and requests open a `Hold`, and the store adds to it
+what it is about to read. A hold that does not fit waits for others to end, and is refused after `PATIENCE`.
 
 It counts the largest of its reads. A hold that has something already only grows: it never waits for others while
 others wait for it.

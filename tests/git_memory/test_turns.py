@@ -19,6 +19,7 @@ from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound
 from cli_session_proxy.export import shown
 from cli_session_proxy.git_memory.records import CLOSE, LONGEST, OPEN, read
 from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.stores.sql import store
 
 from ..engine.test_core import core, turns, words
 from ..memory_backend import echo
@@ -149,6 +150,26 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 
 
 # --- committed
+
+
+async def test_a_long_conversation_is_counted_until_its_attempt_is_committed(
+    settings: Settings, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the model was asked for a summary it was not: of a hundred commits each had its path in memory."""
+    counted: list[int] = []
+
+    class Counting(Summarising):
+        async def __call__(self, path: Sequence[Message]) -> Sequence[Block]:
+            counted.append(engine.holds.bytes.total())
+            return await super().__call__(path)
+
+    async with core(settings, Counting()) as (engine, _):  # type: ignore[arg-type]
+        await ask(engine, "fix it")
+        monkeypatch.setattr(store, "UNCOUNTED", 0)
+        await engine.commit("local", "a", CommitOrder())
+        assert counted[0] == 0 < counted[-1]
+        assert not engine.holds.bytes
+    assert repo.message()
 
 
 async def test_an_attempt_is_committed_with_what_the_agent_says_of_it(settings: Settings, repo: Repo) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,41 @@ async def test_a_wait_has_an_end_and_says_why(monkeypatch: pytest.MonkeyPatch) -
     async with readers(holds, ("a", 50), ("a", 20)) as (_, refused):
         with pytest.raises(QueueFull, match="of yours 50 bytes"):
             await refused.task
+
+
+async def test_a_read_whose_caller_was_cancelled_is_counted_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread reads on: cancelled turns had four times as much in memory as all may have."""
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    monkeypatch.setattr(store, "UNCOUNTED", 0)
+    may_end = asyncio.Event()
+    async with core(settings) as (engine, _):
+        turn = await ask(engine, "one", agent="a")
+        assert isinstance(engine.store, store.SqlStore)
+        read = engine.store._db.read
+
+        async def slow(work: Any, **how: Any) -> Any:
+            found = await read(work, **how)
+            await may_end.wait()
+            return found
+
+        async def reading() -> None:
+            with engine.holds.hold("local"):
+                await engine.store.path(turn.id)
+
+        monkeypatch.setattr(engine.store._db, "read", slow)
+        task = asyncio.create_task(reading())
+        await until(lambda: bool(engine.holds.bytes))
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert engine.holds.bytes
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not engine.holds.bytes
+        monkeypatch.undo()
 
 
 async def test_a_request_that_waits_in_its_lane_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

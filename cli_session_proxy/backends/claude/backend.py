@@ -202,6 +202,7 @@ class _ClaudeExecution:
     """One turn on one process. `base.Execution`."""
 
     backend = ClaudeBackend.name
+    keeps_path = False  # the CLI has it
 
     def __init__(self, backend: ClaudeBackend, job: Job, ready: LiveSession) -> None:
         self._backend = backend

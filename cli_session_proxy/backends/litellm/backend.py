@@ -264,6 +264,7 @@ class ModelExecution:
 
     backend = NAME
     who = "the model"
+    keeps_path = True  # the library has the messages, also for another try
 
     def __init__(
         self,

@@ -100,7 +100,13 @@ def _counted(work: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
             return await self._db.read(lambda conn: work(conn, *args, **kwargs, uncounted=UNCOUNTED))
         except reading.ToBeCounted as large:
             await about_to_read(large.size)
-        return await self._db.read(lambda conn: work(conn, *args, **kwargs))
+        read = asyncio.ensure_future(self._db.read(lambda conn: work(conn, *args, **kwargs)))
+        try:
+            return await asyncio.shield(read)
+        except asyncio.CancelledError:  # the thread reads on: it is counted until then
+            read.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            await asyncio.wait({read})
+            raise
 
     return method
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.backends.base import Job
-from cli_session_proxy.backends.litellm.backend import LiteLLMBackend
+from cli_session_proxy.backends.base import Event, Job
+from cli_session_proxy.backends.litellm.backend import LiteLLMBackend, ModelExecution
 from cli_session_proxy.domain.models import Fallback, Message
 from cli_session_proxy.engine import fallbacks
 from cli_session_proxy.errors import (
@@ -190,6 +190,28 @@ async def test_the_first_fallback_that_can_take_it_answers(
         provider.next(Reply(status=429), Reply(status=400))
         with pytest.raises(ClaudeUnavailable):  # what the client asked for, and why that cannot answer
             await ask(engine, "hello", agent="d")
+
+
+async def test_a_path_is_counted_as_long_as_the_library_has_it(
+    with_models: Callable[..., Settings], provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was counted until the request was made: turns on long paths waited for their answers without a bound."""
+    counted: list[int] = []
+    say = ModelExecution.say
+
+    async def watched(self: ModelExecution) -> AsyncGenerator[Event, None]:
+        async for event in say(self):
+            counted.append(engine.holds.bytes.total())
+            yield event
+
+    async with running(with_models(claude_bin=tmp_path / "none")) as engine:
+        await ask(engine, "hello", agent="a", model="gpt")
+        monkeypatch.setattr(store, "UNCOUNTED", 0)
+        monkeypatch.setattr(ModelExecution, "say", watched)
+        await ask(engine, "hello again", agent="a", model="gpt")
+        assert counted
+        assert 0 not in counted
+        assert not engine.holds.bytes
 
 
 @pytest.mark.parametrize("asked", ["can_take", "prepare"])

@@ -161,6 +161,7 @@ class _Exchange:
 
     backend = NAME
     who = "the program"
+    keeps_path = False
     evidence = Evidence()
     unmet: Sequence[ParameterName] = ()
 
