@@ -20,7 +20,7 @@ from ...domain.client_tools import CallIds, short_name
 from ...domain.evidence import Evidence, Note
 from ...domain.lineage import Past, answer_text
 from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage
-from ...domain.options import ParameterName, TurnSize, left_out
+from ...domain.options import ParameterName, left_out
 from ...domain.sizes import CHARACTERS_PER_TOKEN, size_of
 from ...errors import Overloaded, ProxyError, UpstreamError
 from ...settings import ModelSettings, Settings
@@ -119,11 +119,11 @@ def target_of(settings: Settings, name: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The earlier turns that the model is shown (`turns`), and the ones before them that are left out (`outside`)."""
+    """The path of a turn, as far as it fits into the window."""
 
-    turns: tuple[Turn, ...]
-    outside: tuple[Turn, ...]
-    tokens: int
+    turns: tuple[Turn, ...]  # the earlier turns that the model is shown
+    outside: tuple[Turn, ...]  # those before them, which are left out
+    tokens: int  # an estimate, with the system prompt and the new turn
 
 
 class LiteLLMBackend:
@@ -200,7 +200,7 @@ class LiteLLMBackend:
         """The events of one request, whose answer is collected in `answer`. Raises `ProxyError`."""
         configured = target.configured
         response: Any = None
-        self.clients.use()
+        self.clients.use()  # so that `close` closes LiteLLM's connections
         try:
             response = await litellm().acompletion(
                 **configured.params | parameters,
@@ -235,28 +235,29 @@ class LiteLLMBackend:
 
     async def _path(self, job: Job) -> Path:
         turns = await self.store.path(job.parent.id) if job.parent is not None else []
-        return await asyncio.to_thread(_within, turns, job)
+        return await asyncio.to_thread(_path_in_window, turns, job)
 
     async def records(self, job: Job, output: Sequence[Block]) -> tuple[Record, ...]:
         """The exchange as the CLI would have written it after the path's last records."""
-        above = job.parent
-        known: list[Record] = []
-        while above is not None and not any(record.uuid for record in known):
-            known = await self.store.own_records(above.id)
-            above = await self.store.turn(above.parent_id) if above.parent_id is not None else None
-        past = [Past(job.turn.shown_input, tuple(output))]
-        (made,) = await asyncio.to_thread(
-            lambda: list(self.scribe(job.agent, job.parent, known, past, job.model))
-        )  # fmt: skip
-        return made
+        ancestor = job.parent
+        last_records: list[Record] = []
+        while ancestor is not None and not any(record.uuid for record in last_records):
+            last_records = await self.store.own_records(ancestor.id)
+            ancestor = await self.store.turn(ancestor.parent_id) if ancestor.parent_id is not None else None
+        exchanges = [Past(job.turn.shown_input, tuple(output))]
+
+        def write() -> tuple[Record, ...]:
+            return next(iter(self.scribe(job.agent, job.parent, last_records, exchanges, job.model)))
+
+        return await asyncio.to_thread(write)
 
 
-def _within(turns: Sequence[Turn], job: Job) -> Path:
-    before: list[Turn | None] = [None, *turns]
-    sizes = [size_of(turn, parent) for turn, parent in zip([*turns, job.turn], before, strict=True)]
-    outside = left_out(job.window, sizes)
-    system = TurnSize(len(job.system or "") // CHARACTERS_PER_TOKEN, True)
-    return Path(tuple(turns[outside:]), tuple(turns[:outside]), sum(size.tokens for size in (system, *sizes[outside:])))
+def _path_in_window(turns: Sequence[Turn], job: Job) -> Path:
+    parents: list[Turn | None] = [None, *turns]
+    sizes = [size_of(turn, parent) for turn, parent in zip([*turns, job.turn], parents, strict=True)]
+    first = left_out(job.window, sizes)
+    tokens = len(job.system or "") // CHARACTERS_PER_TOKEN + sum(size.tokens for size in sizes[first:])
+    return Path(tuple(turns[first:]), tuple(turns[:first]), tokens)
 
 
 class ModelExecution:
@@ -268,15 +269,15 @@ class ModelExecution:
 
     def __init__(
         self,
-        owner: LiteLLMBackend,
+        backend: LiteLLMBackend,
         job: Job,
         target: Target,
         request_messages: list[JSON],
         used_ids: CallIds,
         evidence: Evidence,
-        spent: float,
+        other_costs: float,
     ) -> None:
-        self._owner = owner
+        self._backend = backend
         self._job = job
         self._target = target
         self._messages = request_messages
@@ -292,7 +293,7 @@ class ModelExecution:
             self.continuity = reason
             self.links = (Link(before, self.session_id, job.turn.id, reason, {}, time.time()),)
         self.evidence = evidence
-        self._spent = spent  # for requests other than the turn's own, in US dollars
+        self._other_costs = other_costs  # of requests for summaries, in US dollars
         self._parameters, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
@@ -301,7 +302,7 @@ class ModelExecution:
         while True:
             begun = False
             try:
-                asking = self._owner.request(self._target, self._messages, self._parameters, answer)
+                asking = self._backend.request(self._target, self._messages, self._parameters, answer)
                 async with aclosing(asking) as events:
                     async for event in events:
                         begun = True
@@ -310,9 +311,9 @@ class ModelExecution:
                             break
                 break
             except ProxyError as error:
-                again = isinstance(error, Overloaded) or (isinstance(error, UpstreamError) and error.retry)
+                may_pass = isinstance(error, Overloaded) or (isinstance(error, UpstreamError) and error.retry)
                 soon = (error.retry_after or 0.0) <= LONGEST_WAIT
-                if begun or not again or not soon or tried >= self._owner.settings.cli_retries:
+                if begun or not may_pass or not soon or tried >= self._backend.settings.cli_retries:
                     raise
                 tried += 1
                 yield Retried({"error_status": error.detail.get("status"), "error": error.code, "attempt": tried})
@@ -371,11 +372,11 @@ class ModelExecution:
 
     async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         job = self._job
-        made = await self._owner.records(job, answered.output)
+        records = await self._backend.records(job, answered.output)
         new = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
         # Without a mark: the CLI's file ends before this turn, so it is rewritten before the CLI's next turn.
         session = new if job.session is None else replace(job.session, tip_turn_id=job.turn.id, mark=None)
-        return KeptTurn(made, session), Evidence(records="model")
+        return KeptTurn(records, session), Evidence(records="model")
 
     async def release(self) -> None: ...
 
@@ -384,11 +385,11 @@ class ModelExecution:
     def _cost(self, used: Usage) -> float | None:
         """With the cost of the other requests; None if the model's price is unknown."""
         cost = self._target.cost(used)
-        return None if cost is None else cost + self._spent
+        return None if cost is None else cost + self._other_costs
 
 
 def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[ParameterName, ...]]:
-    """(the request's parameters as LiteLLM's, the names of those that the model does not support)."""
+    """The request's parameters as LiteLLM's, and the names of those that the model does not support."""
     requested, choice = job.turn.options.parameters, job.turn.options.tool_choice
     out: JSON = {}
     unmet: list[ParameterName] = []

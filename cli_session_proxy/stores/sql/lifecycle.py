@@ -335,8 +335,8 @@ def commit(
     """Raises `TooLarge` if more than `limit` bytes of the turn are stored so far."""
     session = None if kept is None else kept.session
     refused = ended.status == "refused"
-    # A refused turn is on no path: no session ends at it, and the head stays. Every answer has a session.
-    is_consistent = session is None and not move_head if refused else session is not None
+    # Every answer has a session. A refused turn is on no path: no session ends at it, and the head stays.
+    is_consistent = (session is None and not move_head) if refused else session is not None
     if ended.status not in ANSWERED or not is_consistent:
         raise ValueError(f"commit of {ended.id} as {ended.status}")
     if budgets:

@@ -34,27 +34,26 @@ ASK = (
 
 @dataclass(frozen=True, slots=True)
 class PathSummary:
-    """`kept_from`: the uuid of the first unchanged record, None without one. `exchanges`: how many are replaced;
-    `left_out`: how many of these the summary does not cover."""
+    """A summary in place of a path's first exchanges."""
 
     text: str
-    kept_from: str | None
-    exchanges: int
-    left_out: int
+    kept_from: str | None  # the uuid of the first record that stays; None: none does
+    exchanges: int  # how many are replaced
+    left_out: int  # how many of these the summary does not cover
 
 
 async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> PathSummary | None:
     """Summarise the path except for its end; None if there is nothing to summarise.
 
-    `open_calls`: the last exchange waits for results, which must follow its calls; its messages before these may be
-    summarised, too. Raises `ProxyError`.
+    `open_calls`: the last exchange ends with calls that wait for results. These calls stay; what the exchange has
+    before them may be summarised, too. Raises `ProxyError`.
     """
-    said, count, texts = await asyncio.to_thread(_read, path, open_calls=open_calls)
+    parts, count, texts = await asyncio.to_thread(_read, path, open_calls=open_calls)
     size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
     calls, text = 0, ""
     while True:
         # The first exchange never stays unchanged: it may begin with a compaction, at which a CLI stops reading.
-        unchanged = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
+        unchanged = min(_fitting(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
         pieces = list(summarising.pieces(texts[: len(texts) - unchanged], size))
         if not pieces or unchanged < int(open_calls):
             return None
@@ -71,29 +70,29 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
         except (ContextTooLong, RequestTooLarge):
             size //= 2
             continue
-        first = next((entry.uuid for entry in said[len(said) - unchanged].path), None) if unchanged else None
-        return PathSummary(text, first, min(len(said) - unchanged, count), min(left_out, count))
+        first = next((entry.uuid for entry in parts[len(parts) - unchanged].path), None) if unchanged else None
+        return PathSummary(text, first, min(len(parts) - unchanged, count), min(left_out, count))
 
 
 def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptExchange], int, list[str]]:
-    """The shown exchanges (the last one split into rounds if its calls are open), their number, and the text of each
-    part."""
+    """The parts of the path that the model is shown, the number of its exchanges, and the text of each part. A part is
+    an exchange; if the last one has open calls, it is split into its rounds."""
     entries = transcript.parse_records(path).path
     # From the CLI's last compaction on, with the records that it kept.
     at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
     preserved = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
     head = preserved.get("headUuid") if isinstance(preserved, dict) else None
-    said = list(exchanges(entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]))
-    count = len(said)
-    if open_calls and said:
-        said[-1:] = _rounds(said[-1])
+    parts = list(exchanges(entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]))
+    count = len(parts)
+    if open_calls and parts:
+        parts[-1:] = _rounds(parts[-1])
     texts = []
-    for exchange in said:
+    for exchange in parts:
         message_blocks = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
         blocks = [(entry.kind, block) for entry in message_blocks for block in entry.content]
         lines = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.text_of(block))]
         texts.append("\n\n".join(lines))
-    return said, count, texts
+    return parts, count, texts
 
 
 def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
@@ -113,7 +112,7 @@ def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
     yield TranscriptExchange(exchange.entries[start:])
 
 
-def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:
+def _fitting(texts: Sequence[str], room: int, *, at_least: int) -> int:
     """How many of the last exchanges fit."""
     number = 0
     for text in reversed(texts):
