@@ -584,16 +584,25 @@ def own_records(conn: Connection, turn_id: str) -> list[Record]:
     return rows.loaded_records(conn, lines)
 
 
-def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:
-    of_agent = items.c.agent_key == agent_key
-    query = select(items).where(of_agent).order_by(items.c.n)
+def items_of(conn: Connection, agent_key: int, *, uncounted: int | None = None) -> list[Item]:
+    return _items(conn, items.c.agent_key == agent_key, uncounted)
+
+
+def _items(conn: Connection, wanted: ColumnElement[bool], uncounted: int | None) -> list[Item]:
+    if uncounted is not None:
+        _is_counted(conn.scalar(select(func.sum(func.length(items.c.data))).where(wanted)) or 0, uncounted)
+    return list(map(side_data.item, conn.execute(select(items).where(wanted).order_by(items.c.n))))
+
+
+def items_off(conn: Connection, agent_key: int, tip: str | None, *, uncounted: int | None = None) -> list[Item]:
+    of_agent = wanted = items.c.agent_key == agent_key
     if tip is not None:
         off: ColumnElement[bool] = items.c.turn_id.is_(None)
         some_taken = select(items.c.n).where(of_agent, items.c.turn_id.is_not(None)).limit(1)
         if conn.scalar(some_taken) is not None:  # else no item depends on the path
             off = or_(off, items.c.turn_id.not_in(select(_ancestors(tip).c.id)))
-        query = query.where(off)
-    return list(map(side_data.item, conn.execute(query)))
+        wanted = and_(of_agent, off)
+    return _items(conn, wanted, uncounted)
 
 
 # --- sessions ---

@@ -187,11 +187,6 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
     conn.execute(items.insert(), [{"id": one.id, "agent_key": agent_key, "data": text} for one, text in added])
 
 
-def items_of(conn: Connection, agent_key: int) -> list[Item]:
-    written = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
-    return list(map(item, written))
-
-
 def item(row: Row[Any]) -> Item:
     return Item(row.id, json.loads(row.data), row.turn_id)
 

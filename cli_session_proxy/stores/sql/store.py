@@ -178,8 +178,8 @@ class SqlStore(Store):
     save_session = _write(writing.save_session)
 
     conversation = _read(side_data.conversation)
-    items = _read(side_data.items_of)
-    items_off = _read(reading.items_off)
+    items = _counted(reading.items_of)
+    items_off = _counted(reading.items_off)
     add_to_call = _write(side_data.add_to_call)
     annotate = _write(side_data.annotate)
     add_items = _write(side_data.add_items)

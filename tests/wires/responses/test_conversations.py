@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from cli_session_proxy.http import connection, gate
-from cli_session_proxy.stores.sql import reading, rows
+from cli_session_proxy.stores import held
+from cli_session_proxy.stores.sql import reading, rows, store
 from cli_session_proxy.wires.asgi import MIDDLING
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
@@ -240,6 +241,24 @@ async def test_a_client_that_reads_a_large_answer_very_slowly_is_let_go(
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in pieces:
                 pass
+
+
+async def test_items_of_a_client_count_in_the_memory_of_long_conversations(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have 256 MiB together, and were read without a bound for each look and each turn."""
+    made = await door.openai.conversations.create(items=[{"type": "message", "role": "user", "content": "here"}])
+    monkeypatch.setattr(store, "UNCOUNTED", 0)
+    monkeypatch.setattr(held, "PATIENCE", 0.0)
+    other = held.Hold(door.engine.holds, "another")
+    other.count(held.MOST)
+    look = await door.http.get(f"/v1/conversations/{made.id}/items")
+    turn = await door.http.post("/v1/responses", json={"model": "sonnet", "input": "hi", "conversation": made.id})
+    for refused in (look, turn):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    other.release()
+    assert await texts(door, made.id) == ["here"]
+    assert not door.engine.holds.bytes
 
 
 async def test_the_items_of_a_conversation_are_listed_however_large_its_files_are_together(
