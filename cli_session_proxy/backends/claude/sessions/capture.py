@@ -144,50 +144,51 @@ class Captures:
         copied = outcome.session_id != ready.session.id
         known = (await paths.parsed(await self._path(ready))).path if copied or outcome.stopped else []
         if outcome.stopped:
-            taken = await self._cut(ready, turn, path, outcome, known)
+            captured = await self._from_cut_answer(ready, turn, path, outcome, known)
         else:
             # The CLI writes in batches: wait for the last one, bounded.
             waited, looked = 0.0, time.monotonic()
             while True:
                 if copied:
-                    taken = await asyncio.to_thread(self._take_copy, ready, path, outcome, known)
+                    captured = await asyncio.to_thread(self._from_copy, ready, path, outcome, known)
                 else:
-                    taken = await self._take(ready, path, outcome)
+                    captured = await self._from_file(ready, path, outcome)
                 now = time.monotonic()
                 waited, looked = waited + min(now - looked, FLUSH_STEP), now
-                if not taken.more or waited >= FLUSH_WAIT:
+                if not captured.more or waited >= FLUSH_WAIT:
                     break
                 await asyncio.sleep(FLUSH_POLL)
-        if taken.records:
-            return taken
+        if captured.records:
+            return captured
         if not copied:
             known = (await paths.parsed(await self._path(ready))).path
         if not await asyncio.to_thread(_continued_path, path, ready, known, outcome):
             raise WrongTranscript("conversation")
-        return replace(taken, records=_composed(ready, turn, outcome))
+        return replace(captured, records=_composed(ready, turn, outcome))
 
-    async def _take(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
-        """The records that the turn appended to the session's file or, if it was replaced, to the new one."""
+    async def _from_file(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
+        """From the session's own file: the records that the turn appended or, if the file was replaced, those in the
+        new one."""
         session_id, mark = ready.session.id, ready.session.mark
         reader: Reader | None = self._readers.pop(session_id, None)
-        taken = None
+        captured = None
         if mark is None:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
             with contextlib.suppress(TooMuchAppended):
-                taken, reader = self._take_appended(reader, ready, outcome, most=SMALL), None
+                captured, reader = self._from_appended(reader, ready, outcome, most=SMALL), None
         else:
             try:
                 reader = await asyncio.to_thread(Reader.after, path, mark)
             except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
-            taken = await asyncio.to_thread(self._take_appended, reader, ready, outcome)
-        if taken is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
+            captured = await asyncio.to_thread(self._from_appended, reader, ready, outcome)
+        if captured is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
             return CapturedRecords([], None, "frames", more=True)
-        return await asyncio.to_thread(self._take_replaced, ready, path, outcome) if taken is None else taken
+        return await asyncio.to_thread(self._from_replaced, ready, path, outcome) if captured is None else captured
 
-    def _take_appended(
+    def _from_appended(
         self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
         """The records that were appended. None if this is no longer the reader's file. Raises `TooMuchAppended` if more
@@ -211,11 +212,11 @@ class Captures:
         self.follow(ready.session.id, at_end)
         return CapturedRecords(records, at_end.mark, "transcript")
 
-    def _take_replaced(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
+    def _from_replaced(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The records that the turn added to a file that has replaced the original one."""
         read = Reader(path).appended()
         if read is None:
-            # At calls there is no result yet, before which the CLI would flush its transcript.
+            # The CLI flushes its transcript before a result. A turn that ends with calls has none: the file may follow.
             return CapturedRecords([], None, "frames", more=bool(outcome.calls))
         own = up_to_end_of_turn(
             records_after(read[0].entries, ready.leaf, ready.results), outcome.frame_uuid, outcome.calls
@@ -224,7 +225,7 @@ class Captures:
         more = bool(outcome.calls) and not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
         return CapturedRecords(connected_records(own, ready, outcome), None, "replaced", more)
 
-    def _take_copy(
+    def _from_copy(
         self, ready: LiveSession, path: str, outcome: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
         """A CLI that answers with a new id has copied the session: the copy shows what it had loaded.
@@ -252,10 +253,10 @@ class Captures:
         parent = ready.session.tip_turn_id
         return [*await paths.shown(self._store, parent, ready.decisions), *ready.prewritten]
 
-    async def _cut(
+    async def _from_cut_answer(
         self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
-        """The answer was cut: cut its records, and rewrite the transcript."""
+        """The answer was cut at a stop sequence or a token limit: cut its records, and rewrite the transcript."""
         added = await asyncio.to_thread(_added, path, ready, outcome, known)
         scribe = ready.scribe(outcome.session_id)
         if any(entry.kind == "user" for entry in added) or (added and ready.no_prompt):
@@ -271,23 +272,23 @@ class Captures:
         return CapturedRecords(records, mark, "cut")
 
     async def marked(
-        self, ready: LiveSession, path: str, outcome: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
+        self, ready: LiveSession, path: str, outcome: TurnOutcome, captured: CapturedRecords, records: Sequence[Record]
     ) -> CapturedRecords:
         """Add the marks among these records, and rewrite the transcript accordingly. Its process is dead."""
         mark = await self._written(ready, path, outcome.session_id, records)
-        return replace(taken, records=list(records), mark=mark, more=False)
+        return replace(captured, records=list(records), mark=mark, more=False)
 
     async def completed(
-        self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, taken: CapturedRecords
+        self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, captured: CapturedRecords
     ) -> CapturedRecords:
         """Add the text that a client received of a cut stream, and rewrite the transcript. Its process is dead."""
         missing = composing.partial_texts(outcome.output, outcome.partial)
         scribe = ready.scribe(outcome.session_id)
         records = await asyncio.to_thread(
-            composing.with_partial_texts, taken.records, missing, outcome.calls, scribe, turn.model
+            composing.with_partial_texts, captured.records, missing, outcome.calls, scribe, turn.model
         )
         mark = await self._written(ready, path, outcome.session_id, records)
-        return replace(taken, records=records, mark=mark, more=False)
+        return replace(captured, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = await asyncio.to_thread(mending.shown, [*await self._path(ready), *records])

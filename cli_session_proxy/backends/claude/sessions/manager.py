@@ -87,8 +87,8 @@ class Sessions:
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
         self._warm_paths: dict[str, WarmPath] = {}  # by session: the memory of its warm process
-        # By confined agent's key: characters of files that are stored with its turns and read with the path.
-        self._gathered: dict[int, int] = {}
+        # By confined agent's key: how many characters of files beside its transcripts are stored with its turns.
+        self._stored_beside: dict[int, int] = {}
         self.decisions = Decisions(settings, store)
         self.sharing = Sharing(settings, pool, sandboxes, projects)
 
@@ -555,10 +555,10 @@ class Sessions:
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if files.has_beside(path):
-            kept = self._gathered.get(before.agent_key, 0)
+            kept = self._stored_beside.get(before.agent_key, 0)
             stored = await asyncio.to_thread(files.gather, Path(path), since, kept)
             if stored and ready.process.launch.confined:
-                self._gathered[before.agent_key] = kept + sum(len(record.line) for record in stored)
+                self._stored_beside[before.agent_key] = kept + sum(len(record.line) for record in stored)
             records += stored
         session = replace(before, id=session_id, tip_turn_id=turn.id, transcript=path, mark=taken.mark)
         links: tuple[Link, ...] = ()
@@ -656,10 +656,10 @@ class Sessions:
     async def forget(self, agent: Agent, named: Sequence[str]) -> None:
         """End the agent's processes, and remove its transcripts with files beside them and backups.
 
-        `named`: ids of all kinds. Invalid session ids that an earlier version imported have no files.
+        `named`: ids of its turns and sessions. Invalid session ids that an earlier version imported have no files.
         """
         await self.sharing.forget(agent.key)
-        self._gathered.pop(agent.key, None)
+        self._stored_beside.pop(agent.key, None)
         cwd = self._sandboxes.path(agent.dir)
         folders = self._projects.folders(cwd)
         for session_id in filter(is_session_id, named):
@@ -667,7 +667,8 @@ class Sessions:
             for folder in folders:
                 await in_own_thread(files.remove, files.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
-        # A confined agent's own folder may have any files. A noted folder may have others' sessions.
+        # A confined agent may have written any files into its own folder. Another folder, in which a CLI was found to
+        # write its transcripts, may have other agents' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
             if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
@@ -675,11 +676,11 @@ class Sessions:
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:
-        """A CLI did not find a session of this agent: the noted folder was another CLI's."""
+        """A CLI did not find a session of this agent: forget where an earlier CLI was found to write transcripts."""
         self._projects.forget(self._sandboxes.path(agent.dir))
 
     def scribe(self, agent: Agent, exchanges: int, parent: str | None) -> Scribe:
-        """Makes records for exchanges that the CLI has never seen.
+        """A writer of records for exchanges that the CLI has never seen.
 
         Their times are a millisecond apart and end now, so that they are before those of the next turn.
         """

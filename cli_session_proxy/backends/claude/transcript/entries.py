@@ -493,8 +493,8 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     added, reader = got
     if added.path or added.broken or not added.follows(mark.leaf):
         raise TranscriptChanged("records")
-    untouched = replace(now, sha256=mark.sha256, leaf=mark.leaf) == mark
-    if now.size == mark.size and not lenient and not untouched and not is_touched_by_cli(now, mark):
+    same_file_state = replace(now, sha256=mark.sha256, leaf=mark.leaf) == mark  # its size, times and identity
+    if now.size == mark.size and not lenient and not same_file_state and not is_touched_by_cli(now, mark):
         raise TranscriptChanged("touched")
     return reader, now
 

@@ -98,7 +98,7 @@ def test_what_others_said_behind_a_turn_is_told_from_it_in_linear_time(tmp_path:
     ready.session = Session(SESSION, 1, None, str(path), "", 1.0)
     said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "as_cli_has_it": ()})())
     began = time.process_time()
-    taken = capture.Captures(cast(Any, None))._take_appended(Reader(path), ready, said)
+    taken = capture.Captures(cast(Any, None))._from_appended(Reader(path), ready, said)
     assert time.process_time() - began < SECONDS
     assert taken is not None
     assert len(taken.records) == len(own)
