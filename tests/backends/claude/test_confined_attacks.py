@@ -415,6 +415,22 @@ async def nobody_waits_for_a_file_that_is_shown(shells: Shells, engine: Engine) 
     assert "tried" in said
 
 
+async def subvolumes_are_refused(shells: Shells, engine: Engine) -> None:
+    """On btrfs a snapshot of a folder that is written (`add_dirs`) shows what a mount in it hides: the store and the
+    key, if `var` lies there. An agent with a subvolume of its own could not be deleted."""
+    program = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for command in {[0x50009401, 0x5000940E, 0x5000940F, 0x50009417, 0x50009418, 0x4008941A, 0x5000943F]}:\n"
+        "    libc.ioctl(os.open('.', 0), ctypes.c_ulong(command), bytes(4096))\n"
+        "    print(os.strerror(ctypes.get_errno()))\n"
+    )
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    (sandbox / "subvolume.py").write_text(program)
+    said = await shells.run(engine, "confined", "python3 subvolume.py 2>&1")
+    assert said.count("Operation not permitted") == 7  # on other file systems "Inappropriate ioctl for device"
+    assert "cp" in await shells.run(engine, "confined", "cp --reflink=auto subvolume.py copied.py && echo cp")
+
+
 async def nothing_is_handed_to_the_proxy(shells: Shells, engine: Engine) -> None:
     """It would close a descriptor while it reads: a TCP socket that lingers then blocks the event loop, for as long as
     the sender chose."""
@@ -465,7 +481,8 @@ LOOKS = (
     the_keys_of_the_session_stay_outside, the_keys_of_the_user_stay_outside, sockets_without_a_path_are_closed,
     the_machines_own_settings_are_read_only,
     namespaces_within_the_boundary_are_refused, the_first_process_within_is_not_written,
-    nobody_waits_for_memory_that_is_read, nobody_waits_for_a_file_that_is_shown, nothing_is_handed_to_the_proxy,
+    nobody_waits_for_memory_that_is_read, nobody_waits_for_a_file_that_is_shown, subvolumes_are_refused,
+    nothing_is_handed_to_the_proxy,
     nothing_that_crashes_is_kept_outside, it_ends_before_the_proxy_if_there_is_no_memory,
 )  # fmt: skip
 

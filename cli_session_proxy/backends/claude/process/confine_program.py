@@ -8,6 +8,8 @@
   with its parent, and to hide its mark: all that runs inside would outlive the CLI and the proxy.
 - `userfaultfd`, where the machine allows it to everybody: whoever reads the memory of a process there, such as its
   environment, would wait until that process provides it.
+- Subvolumes of btrfs. A snapshot of the one that an agent may write in shows what a mount hides, such as `var`. One of
+  its own could not be removed, and whoever makes one read-only stops all that is written in it.
 - Leases. Who has one on a file that is shown, if only to read, holds up everybody outside who opens it.
 - Core dumps. The machine's handler runs outside, often as root, and stores them. A limit of 0 does not keep the kernel
   from starting it, a limit of 1 does (core(5)); so the limit cannot be changed inside. Where no limit keeps it (a
@@ -48,6 +50,13 @@ FCNTL = {
     0xC000003E: (72,), 0x40000003: (55, 221), 0xC00000B7: (25,), 0x40000028: (55, 221), 0xC00000F3: (25,),
     0xC0000015: (55,), 0x80000016: (55,), 0x00000016: (55, 221),
 }  # fmt: skip
+# `ioctl`, by which subvolumes are made, copied, removed and made read-only. The rest of a command's number is the size
+# of its argument, and `FICLONE` (`cp --reflink`) is another command of these.
+IOCTL = {
+    0xC000003E: (16, 514), 0x40000003: (54,), 0xC00000B7: (29,), 0x40000028: (54,), 0xC00000F3: (29,),
+    0xC0000015: (54,), 0x80000016: (54,), 0x00000016: (54,),
+}  # fmt: skip
+OF_SUBVOLUMES = (0x9401, 0x940E, 0x940F, 0x9417, 0x9418, 0x941A, 0x943F)
 F_SETLEASE, F_SETDELEG = 1024, 1040  # of a file; of a folder (Linux 6.19)
 # `setrlimit` and `prlimit64`. They report success for the limit of core dumps: gpg ends if it cannot switch them off.
 LIMITS = {
@@ -109,6 +118,12 @@ def _filter() -> bytes:
             calls += [
                 (IS_EQUAL, 0, 5, number), (LOAD, 0, 0, COMMAND), (IS_EQUAL, 1, 0, F_SETLEASE),
                 (IS_EQUAL, 0, 1, F_SETDELEG), (RETURN, 0, 0, RET_ERRNO | errno.EINVAL), (RETURN, 0, 0, RET_ALLOW),
+            ]  # fmt: skip
+        commands = [(IS_EQUAL, len(OF_SUBVOLUMES) - at, 0, one) for at, one in enumerate(OF_SUBVOLUMES)]
+        for number in IOCTL[architecture]:
+            calls += [
+                (IS_EQUAL, 0, len(commands) + 4, number), (LOAD, 0, 0, COMMAND), (AND, 0, 0, 0xFFFF), *commands,
+                (RETURN, 0, 0, RET_ALLOW), (RETURN, 0, 0, RET_ERRNO | errno.EPERM),
             ]  # fmt: skip
         setrlimit, prlimit = LIMITS[architecture]  # to read a limit (`prlimit` without a third argument) is allowed
         calls += [
