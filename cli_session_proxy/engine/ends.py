@@ -24,6 +24,8 @@ RETRY_INTERVAL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _End:
+    """The end of a turn, until it is stored."""
+
     turn_id: str
     status: Status
     error: JSON

@@ -300,28 +300,29 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
     unnamed = and_(agents.c.named.is_(False), not_(ASKED_ONCE))
     answered = answered.where(unnamed if agent_key is None else turns.c.agent_key == agent_key)
     newest_first = answered.order_by(turns.c.seq.desc())
-    arrived = case((turns.c.status == "refused", -1), (turns.c.delivery == "undelivered", 0), else_=1)
+    # Which of several turns with an equal path is preferred: see `Store.deepest`.
+    rank = case((turns.c.status == "refused", -1), (turns.c.delivery == "undelivered", 0), else_=1)
 
-    def known(index: int) -> bool:
+    def is_stored(index: int) -> bool:
         return conn.execute(newest_first.where(turns.c.path_hash == path_hashes[index]).limit(1)).first() is not None
 
-    def best(index: int) -> Turn | None:
+    def preferred(index: int) -> Turn | None:
         newest = newest_first.where(turns.c.path_hash == path_hashes[index]).limit(CANDIDATES).subquery()
         query = _TURN.join(newest, newest.c.seq == turns.c.seq)
-        return _first(conn, query.order_by(newest.c.head.desc(), arrived.desc(), turns.c.seq.desc()))
+        return _first(conn, query.order_by(newest.c.head.desc(), rank.desc(), turns.c.seq.desc()))
 
-    last = best(-1) if path_hashes else None
-    if last is not None:  # nearly always the last one is known
+    last = preferred(-1) if path_hashes else None
+    if last is not None:  # nearly always the last one is stored
         return last
-    if len(path_hashes) < 2 or not known(0):
+    if len(path_hashes) < 2 or not is_stored(0):
         return None
-    # All turns before a known one are known. Look near the end first, where most edits are; then bisect.
+    # If one is stored, all before it are. Look near the end first, where most edits are; then bisect.
     low, high, step = 1, len(path_hashes) - 1, 1
     while low < high:
         middle = max((low + high + 1) // 2, high + 1 - step)
-        low, high = (middle, high) if known(middle - 1) else (low, middle - 1)
+        low, high = (middle, high) if is_stored(middle - 1) else (low, middle - 1)
         step *= 2
-    return best(low - 1)
+    return preferred(low - 1)
 
 
 def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:

@@ -441,7 +441,8 @@ class SqliteDatabase(Lifecycle, Database):
                 with suppress(sqlite3.Error):  # now, while no client waits; if it fails, before the next commit
                     self._sync_commits(True)
         # A commit without changes does not wait for the disk, so it does not prove that earlier writes are on it.
-        self._group_synced |= full and file.total_changes > changes_before
+        if full and file.total_changes > changes_before:
+            self._group_synced = True
         return results
 
     def _sync_commits(self, full: bool) -> None:

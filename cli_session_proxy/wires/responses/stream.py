@@ -57,11 +57,12 @@ class _Part:
         if kind == "text":
             self._id = f"msg_{key}_{index}"
             self._within: JSON = {"item_id": self._id, "output_index": index, "content_index": 0}
-            self._names = ("response.content_part", "response.output_text")
+            self._part_event, self._text_event = "response.content_part", "response.output_text"
         else:
             self._id = f"rs_{key}_{index}"
             self._within = {"item_id": self._id, "output_index": index, "summary_index": 0}
-            self._names = ("response.reasoning_summary_part", "response.reasoning_summary_text")
+            self._part_event = "response.reasoning_summary_part"
+            self._text_event = "response.reasoning_summary_text"
 
     def _part(self, text: str) -> JSON:
         return text_part(text) if self.kind == "text" else {"type": "summary_text", "text": text}
@@ -78,7 +79,7 @@ class _Part:
                 "output_index": self._index,
                 "item": self._item("in_progress", None),
             },
-            {"type": f"{self._names[0]}.added", **self._within, "part": self._part("")},
+            {"type": f"{self._part_event}.added", **self._within, "part": self._part("")},
         ]
 
     def deltas(self, pieces: Iterable[str]) -> list[JSON]:
@@ -86,7 +87,7 @@ class _Part:
         extra: JSON = {"logprobs": []} if self.kind == "text" else {}
         for piece in pieces:
             self.text.append(piece)
-            events.append({"type": f"{self._names[1]}.delta", **self._within, "delta": piece, **extra})
+            events.append({"type": f"{self._text_event}.delta", **self._within, "delta": piece, **extra})
         return events
 
     def done(self) -> list[JSON]:
@@ -96,8 +97,8 @@ class _Part:
         item = self._item("completed", text)
         return [
             *events,
-            {"type": f"{self._names[1]}.done", **self._within, "text": text, **extra},
-            {"type": f"{self._names[0]}.done", **self._within, "part": self._part(text)},
+            {"type": f"{self._text_event}.done", **self._within, "text": text, **extra},
+            {"type": f"{self._part_event}.done", **self._within, "part": self._part(text)},
             {"type": "response.output_item.done", "output_index": self._index, "item": item},
         ]
 

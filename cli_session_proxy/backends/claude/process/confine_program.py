@@ -79,7 +79,7 @@ NO_KEYRINGS = (errno.ENOSYS, errno.EPERM)
 
 def main() -> None:
     for name, value in (("coredump_filter", "0"), ("oom_score_adj", str(FIRST_TO_END))):
-        # A kernel without it. A value that is higher already stays: only root may lower it.
+        # FileNotFoundError: this kernel has no such file. A value that is higher already stays: only root may lower it.
         with contextlib.suppress(FileNotFoundError), open(f"/proc/self/{name}", "r+") as file:
             if name == "coredump_filter" or int(file.read()) < FIRST_TO_END:
                 file.seek(0)
@@ -89,9 +89,9 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     keyctl = KEYCTL.get(os.uname().machine)
-    refused = keyctl is not None and libc.syscall(keyctl, JOIN_SESSION_KEYRING, None) < 0
-    has_keys = keyctl is not None and not (refused and ctypes.get_errno() in NO_KEYRINGS)
-    refused = refused and has_keys
+    join_failed = keyctl is not None and libc.syscall(keyctl, JOIN_SESSION_KEYRING, None) < 0
+    has_keys = keyctl is not None and not (join_failed and ctypes.get_errno() in NO_KEYRINGS)
+    refused = join_failed and has_keys
     refused |= libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
     if libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION) >= SCOPES_SINCE:
         handled = struct.pack("QQQ", 0, 0, ABSTRACT_SOCKETS)  # nothing of files, nothing of ports
@@ -100,8 +100,9 @@ def main() -> None:
         refused |= libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0) != 0
     code = ctypes.create_string_buffer(_filter())
     program = struct.pack("HP", len(code) // 8, ctypes.addressof(code))
-    unfiltered = libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) != 0
-    refused |= unfiltered and (has_keys or ctypes.get_errno() != errno.EINVAL)  # a kernel without
+    not_filtered = libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) != 0
+    # EINVAL: this kernel has no filters. That is accepted only if there are no keys.
+    refused |= not_filtered and (has_keys or ctypes.get_errno() != errno.EINVAL)
     if refused:
         sys.exit("the kernel refused to close the session's keys, sockets without a path or other processes")
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - that is what it is for
