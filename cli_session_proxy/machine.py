@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -93,6 +94,14 @@ def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         _numbers(group / "memory.max", group / "memory.limit_in_bytes") for group in _groups("memory", proc, cgroups)
     )
     return min([total, *(limit[0] for limit in limits if limit)])
+
+
+def tasks(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """The most processes and threads: of this user, or the lowest limit of our control groups. None: no limit."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limits = [_numbers(group / "pids.max") for group in _groups("pids", proc, cgroups)]
+    limits += [[allowed]] if allowed != resource.RLIM_INFINITY else []
+    return min((limit[0] for limit in limits if limit), default=None)
 
 
 def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_version_1_has_a_tree_of_its_own(proc: Path, tmp_path: Path) -> None:
     limit(groups / "memory" / "x" / "memory.limit_in_bytes", f"{200 * MB}\n")
     limit(groups / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
     assert machine.memory(proc, groups) == 200 * MB
+
+
+def test_processes_are_bounded_by_the_user_and_by_the_groups(proc: Path, tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    assert machine.tasks(proc, groups) == (None if of_user == resource.RLIM_INFINITY else of_user)
+    limit(groups / "a" / "b" / "pids.max", "max\n")
+    limit(groups / "a" / "pids.max", "60\n")
+    assert machine.tasks(proc, groups) == 60
 
 
 def test_without_proc_it_is_what_the_system_says(macos: None) -> None:

@@ -546,6 +546,14 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     assert not [one for one in psutil.process_iter(["cmdline"]) if MARK in (one.info["cmdline"] or [])]
 
 
+async def test_an_agent_leaves_half_of_all_processes_to_others(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 2,048 are all that the user or the container may have, no other agent's CLI could be started; where fewer
+    are allowed, no confined one at all."""
+    monkeypatch.setattr(confine, "tasks", lambda: 1500)
+    async with running(shells.settings) as engine:
+        assert "750" in await shells.run(engine, "confined", "ulimit -Hu")
+
+
 async def test_a_link_in_the_place_of_a_transcript_brings_nobody_elses_words(shells: Shells) -> None:
     config = shells.settings.claude_config_dir
     assert config is not None

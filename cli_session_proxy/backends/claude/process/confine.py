@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import command_to, interpreter
+from ....machine import command_to, interpreter, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, Profile, Settings, paths_in
 from ..transcript.files import make_project
@@ -57,7 +57,8 @@ BOUNDARY = (
     "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
 MOVE = "move it to a place that confined agents are not shown, or set confined = false"
-# The most processes and threads inside, against fork bombs. Counted per sandbox since Linux 5.14; not for root.
+# The most processes and threads inside, against fork bombs: or half of what there may be, so that one agent leaves some
+# to the others. Counted per sandbox since Linux 5.14; not for root.
 MOST_TASKS = 2048
 TRIAL = 10.0  # seconds for a test program
 
@@ -208,7 +209,7 @@ def _wrapper(
     closed = (word for at in ("/dev", "/proc", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
-    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
+    bounds = () if prlimit is None else (prlimit, f"--nproc={min(MOST_TASKS, (tasks() or 2 * MOST_TASKS) // 2)}", "--")
     command = (*CONFINE, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
     return command, boundary.secrets
 
