@@ -171,8 +171,8 @@ class Intake(FlowControl):
             self._transport.resume_reading()
 
 
-class Untaken:
-    """Data that waits for one client. The connection is aborted if the client reads nothing for too long."""
+class UnreadWatch:
+    """Watches a client for which data waits. Its connection is aborted if it reads nothing for too long."""
 
     unread = Unread()  # shared by all connections of this process
 
@@ -181,13 +181,13 @@ class Untaken:
         self._patience = STALLED
         self._timer: asyncio.TimerHandle | None = None
 
-    def begins(self, *, stranger: bool = False) -> None:
-        """The transport is full: watch whether its client reads, until `ends`."""
+    def start(self, *, stranger: bool = False) -> None:
+        """The transport is full: watch whether its client reads, until `stop`."""
         self._patience = STALLED_STRANGER if stranger else STALLED
         self._watch()
         self.unread.add(self._transport, stranger=stranger)
 
-    def ends(self) -> None:
+    def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -212,7 +212,7 @@ class Connection(HttpToolsProtocol):
 
     flow: Intake
     _corked: Corked
-    _untaken: Untaken
+    _unread_watch: UnreadWatch
     _head_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
     _unparsed = 0  # bytes since the last head or piece of a body
@@ -229,7 +229,7 @@ class Connection(HttpToolsProtocol):
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
         self.flow = Intake(cast(asyncio.Transport, self._corked))
-        self._untaken = Untaken(self.transport)
+        self._unread_watch = UnreadWatch(self.transport)
         self._waiting = bytearray()
         self._for_gate = {"is_closed": self._is_closed, "admitted": False}
         # Without a key, an answer counts as unread once the kernel's buffer is full.
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        self._untaken.ends()
+        self._unread_watch.stop()
         self._waiting.clear()
         if self._goes_on is not None:
             self._goes_on.cancel()
@@ -260,7 +260,7 @@ class Connection(HttpToolsProtocol):
             # Abort: a close waits for its client to read the last answer.
             is_stuck = oldest.flow.write_paused or oldest.transport.is_closing()
             oldest.transport.abort() if is_stuck else oldest.transport.close()
-        elif not self._untaken.unread.drop_stranger():
+        elif not self._unread_watch.unread.drop_stranger():
             self.transport.write(TOO_MANY)
             self.transport.close()
 
@@ -269,7 +269,7 @@ class Connection(HttpToolsProtocol):
         """Whether another connection would be accepted, beside those that were just accepted."""
         if accepted:  # no connection is closed for several at once
             return len(connections) + accepted < MOST
-        if len(connections) < MOST or Untaken.unread.has_stranger:
+        if len(connections) < MOST or UnreadWatch.unread.has_stranger:
             return True
         before = asyncio.get_running_loop().time() - FIRST_WORD
         idle = (one for one in connections if isinstance(one, Connection) and one._idle())
@@ -461,10 +461,10 @@ class Connection(HttpToolsProtocol):
             return
         if not stranger:
             self.transport.set_write_buffer_limits()
-        self._untaken.begins(stranger=stranger)
+        self._unread_watch.start(stranger=stranger)
 
     def resume_writing(self) -> None:
-        self._untaken.ends()
+        self._unread_watch.stop()
         super().resume_writing()
         if self.flow.held:
             self._answers_taken()

@@ -12,7 +12,7 @@ from websockets.frames import Frame
 
 from ..errors import QueueFull
 from .bounds import RequestHold
-from .connection import HEAD, PORTION, Untaken
+from .connection import HEAD, PORTION, UnreadWatch
 
 # Bytes given to the parser at once: at most 85 frames, which take less than a millisecond.
 SLICE = 512
@@ -28,7 +28,7 @@ class Socket(WebSocketsSansIOProtocol):
     the app closes it (`leaving`). `hold` counts the bytes of an unfinished message, once the app has set it.
     """
 
-    _untaken: Untaken
+    _unread_watch: UnreadWatch
     _waiting = b""  # not parsed yet
     _goes_on: asyncio.Handle | None = None  # the next loop iteration, if the rest is for that one
     hold: RequestHold | None = None
@@ -42,10 +42,10 @@ class Socket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.transport.set_write_buffer_limits()
-        self._untaken = Untaken(self.transport)
+        self._unread_watch = UnreadWatch(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._untaken.ends()
+        self._unread_watch.stop()
         self._waiting = b""
         if self._goes_on is not None:
             self._goes_on.cancel()
@@ -83,9 +83,9 @@ class Socket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _may_parse(self) -> bool:
-        """Whether it is accepted, and everything before was taken: by the app, and by the client."""
+        """Whether the socket is accepted, the app has taken the last message, and the client has read its answers."""
         is_open = self.handshake_complete and not self.transport.is_closing()
-        if self.close_sent and self._unfinished() > HEAD:  # only the client's last word is awaited, and nobody counts
+        if self.close_sent and self._unfinished() > HEAD:  # only the client's close frame is awaited: more is not read
             return False
         return is_open and not self.read_paused and self.writable.is_set()
 
@@ -104,7 +104,7 @@ class Socket(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_cont(self, event: Frame) -> None:
-        # One buffer: of tiny pieces a list takes many times their bytes.
+        # One buffer: a list of tiny pieces takes many times their bytes.
         if not isinstance(self.frames[0], bytearray):
             self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
         self.frames[0] += event.data
@@ -126,17 +126,17 @@ class Socket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
-        if message["type"] != "websocket.send":  # accepted, or closed: its last word is still read
+        if message["type"] != "websocket.send":  # accepted: reading begins; or closed: the client's close frame is read
             self._read_on()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._untaken.begins()
+        self._unread_watch.start()
         self.stop_keepalive()  # we would not read its answer to a ping
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._untaken.ends()
+        self._unread_watch.stop()
         self.start_keepalive()
         super().resume_writing()
         self._read_on()

@@ -389,7 +389,7 @@ def test_what_waits_for_all_is_bounded_and_who_has_waited_longest_goes_first_str
 def test_clients_that_read_nothing_are_let_go_when_too_much_waits_for_them(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread(limit=1))
+    monkeypatch.setattr(connections.UnreadWatch, "unread", connections.Unread(limit=1))
 
     async def case() -> None:
         apps = [Talking() for _ in range(8)]
@@ -734,7 +734,7 @@ def test_a_handshake_behind_an_answer_that_is_not_read_makes_no_socket(run: Run)
     async def case() -> None:
         async with listening(large) as port:
             client = await asyncio.to_thread(deaf, port)
-            await until(lambda: kinds == ["http"] and any(connections.Untaken.unread._stalled.values()))
+            await until(lambda: kinds == ["http"] and any(connections.UnreadWatch.unread._stalled.values()))
             client.sendall(
                 b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
                 b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
@@ -829,7 +829,7 @@ def test_strangers_that_read_nothing_hold_few_megabytes_and_give_way_soon(
             most = max(most, sum(one.get_write_buffer_size() for one in self._stalled[True]))
 
     unread = Measured()
-    monkeypatch.setattr(connections.Untaken, "unread", unread)
+    monkeypatch.setattr(connections.UnreadWatch, "unread", unread)
 
     async def asset(_scope: Scope, _receive: Receive, send: Send) -> None:
         await answer(send, body)
@@ -859,21 +859,21 @@ def test_a_stranger_that_does_not_read_gives_its_place_to_a_new_client(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST", 3)
-    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread())
+    monkeypatch.setattr(connections.UnreadWatch, "unread", connections.Unread())
 
     async def large(scope: Scope, _receive: Receive, send: Send) -> None:
         await answer(send, b"x" * (8 * 1024 * 1024 if scope["path"] == "/ui/main.js" else 5))
 
     async def case() -> None:
         monkeypatch.setattr(connections, "UNREAD_OF_STRANGERS", 1 << 30)
-        connections.Untaken.unread = connections.Unread(1 << 30, 1 << 30)
+        connections.UnreadWatch.unread = connections.Unread(1 << 30, 1 << 30)
         async with listening(large, key=False) as port:
             deaf_ones = []
             for _ in range(3):
                 client = socket.create_connection(("127.0.0.1", port))
                 client.sendall(GET)
                 deaf_ones.append(client)
-            await until(lambda: len(connections.Untaken.unread._stalled[True]) == 3)
+            await until(lambda: len(connections.UnreadWatch.unread._stalled[True]) == 3)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")

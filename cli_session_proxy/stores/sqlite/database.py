@@ -95,8 +95,8 @@ class _Write:
 class _ToSync(NamedTuple):
     """What was in the file but not on the disk when a group began."""
 
-    unsynced: bool
-    sync_due: bool
+    unsynced: bool  # as `_unsynced` was
+    sync_due: bool  # as `_sync_due` was
     awaiting: list[asyncio.Future[None]]
 
 
@@ -122,15 +122,15 @@ class SqliteDatabase(Lifecycle, Database):
         self._quick: Connection | None = None
         self._write_thread: ThreadPool | None = None
         self._read_threads: ThreadPool | None = None
-        self._waiting: deque[_Write] = deque()
-        self._delayed: list[_Write] = []
+        self._waiting: deque[_Write] = deque()  # the queue for the next groups
+        self._delayed: list[_Write] = []  # of `Urgency.LATER`: queued when the timer fires, or before another write
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
         self._only_syncs = False  # the group has no writes, and so holds no lock: it syncs earlier ones
         self._awaiting_sync: list[asyncio.Future[None]] = []  # quick writes that wait for the disk
         self._quick_writes = 0  # since the last checkpoint
         self._timer: asyncio.TimerHandle | None = None
-        self._unsynced = False  # journal entries in the file may not be on the disk yet
-        self._sync_due = False  # the next group must sync them
+        self._unsynced = False  # writes that are in the file may not be on the disk yet
+        self._sync_due = False  # the next group must put them there
         # Used by the writer thread; the event loop reads them only between two groups.
         self._commits_sync = True  # the next commit waits for the disk
         self._group_synced = False  # the group synced everything before it
@@ -154,10 +154,10 @@ class SqliteDatabase(Lifecycle, Database):
             raise
 
     async def _end(self) -> None:
-        self._hurry()
-        await self._rest()
+        self._queue_delayed()
+        await self._until_no_group()
         self._sync_due = self._unsynced  # closing syncs nothing while another proxy has the file open
-        await self._rest()
+        await self._until_no_group()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -165,7 +165,7 @@ class SqliteDatabase(Lifecycle, Database):
         self._write_thread = self._read_threads = None
         await asyncio.to_thread(self._shut, threads)
 
-    async def _rest(self) -> None:
+    async def _until_no_group(self) -> None:
         """Wait until no group runs or waits."""
         self._write_waiting()
         while self._group is not None:
@@ -218,7 +218,7 @@ class SqliteDatabase(Lifecycle, Database):
             self._delayed.append(write)
             self._set_timer()
         else:
-            self._hurry()  # earlier writes first
+            self._queue_delayed()  # earlier writes first
             self._waiting.append(write)
             self._write_waiting()
         result: T = await done
@@ -272,8 +272,8 @@ class SqliteDatabase(Lifecycle, Database):
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_timer)
 
-    def _hurry(self) -> None:
-        """Queue the delayed writes now."""
+    def _queue_delayed(self) -> None:
+        """Put the delayed writes into the queue."""
         self._waiting.extend(self._delayed)
         self._delayed.clear()
 
@@ -281,7 +281,7 @@ class SqliteDatabase(Lifecycle, Database):
         self._timer = None
         if self._delayed and (self._group is None or self._only_syncs) and not self._waiting:
             self._write_delayed()
-        self._hurry()
+        self._queue_delayed()
         self._sync_due = self._sync_due or self._unsynced
         self._write_waiting()
 

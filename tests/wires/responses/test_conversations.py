@@ -218,7 +218,7 @@ async def test_a_large_answer_arrives_whole_although_much_of_it_is_unread_at_fir
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that was given to the server as a whole counted as unread, and the client was disconnected."""
-    monkeypatch.setattr(connection.Untaken, "unread", connection.Unread(limit=1024 * 1024))
+    monkeypatch.setattr(connection.UnreadWatch, "unread", connection.Unread(limit=1024 * 1024))
     long = "x" * (16 * 1024 * 1024)
     made = await door.openai.conversations.create(items=[{"type": "message", "role": "user", "content": long}])
     [item] = (await door.openai.conversations.items.list(made.id)).data

@@ -214,7 +214,7 @@ class Pool:
             if newest is not self._newest:
                 newest, starts = self._newest, 0
             launch, first = newest
-            await self.table.given_back(first, FIRST_TURN)
+            await self.table.until_given_back(first, FIRST_TURN)
             for other in list(spares):
                 # Check again: it may have been claimed while another one was closed.
                 if other in spares and (other.launch.kind != launch.kind or self.table.unusable(other)):
@@ -377,7 +377,7 @@ class ProcessTable:
                     async with asyncio.timeout_at(asyncio.get_running_loop().time() + NONE_FREE_WAIT):
                         await self._change()
 
-    async def given_back(self, process: ClaudeProcess, within: float) -> None:
+    async def until_given_back(self, process: ClaudeProcess, within: float) -> None:
         """Wait until it is no longer in use, for at most `within` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
