@@ -164,14 +164,17 @@ async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "NODE_EXTRA_CA_CERTS", "AWS_CONFIG_FILE"])
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "LD_AUDIT", "OPENSSL_CONF", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "AWS_CONFIG_FILE"]
+)
 async def test_files_that_the_environment_names_are_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A library that the guardian loads, whom other CLIs trust, what the proxy runs to log in at AWS."""
     project = tmp_path / "project"
     project.mkdir()
-    monkeypatch.setenv(name, f"{project}/file")
+    first = "/usr/lib/ssl/certs:" if name == "SSL_CERT_DIR" else ""
+    monkeypatch.setenv(name, f"{first}{project}/file")
     async with running(with_profile(shells.settings, add_dirs=(project,))) as engine:
         with pytest.raises(SandboxError, match=rf"add_dirs.* {name}"):
             await shells.run(engine, "confined", "true")

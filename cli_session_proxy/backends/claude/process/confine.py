@@ -337,7 +337,9 @@ class _Boundary:
             "PATH": os.pathsep,
             "LD_LIBRARY_PATH": "[:;]",
             "LD_PRELOAD": "[: ]",
-            **dict.fromkeys(NAMED_FILES, "\0"),
+            "LD_AUDIT": ":",
+            **dict.fromkeys((*NAMED_FILES, "OPENSSL_CONF"), "\0"),
+            "SSL_CERT_DIR": os.pathsep,
         }
         for name, separator in lists.items():
             named = (os.environ.get(name, ""), self._env.get(name, ""))
