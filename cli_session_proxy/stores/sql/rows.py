@@ -334,13 +334,13 @@ def record(row: Row[Any], known: Mapping[str, str]) -> Record:
     )
 
 
-def with_images(conn: Connection, found: Iterable[tuple[Any, Any]]) -> list[int]:
-    """How large each of these rows is with its images, given its bytes without them, and its column `images`. What is
-    damaged counts nothing: reading the row names it."""
+def with_images(conn: Connection, sized: Iterable[tuple[Any, Any]]) -> list[int]:
+    """How large each row is with its images. `sized`: of each row its size without them, and its column `images`, which
+    has their hashes. A damaged value counts as nothing: an error follows when the row is read."""
     sizes, shas = [], []
-    for size, cut_out in found:
+    for size, hashes in sized:
         sizes.append(size if isinstance(size, int) else 0)
-        shas.append(_HASH.findall(cut_out) if isinstance(cut_out, str) else ())
+        shas.append(_HASH.findall(hashes) if isinstance(hashes, str) else ())
     known: dict[str, int] = {}
     for part in chunks(sorted({sha for each in shas for sha in each})):
         query = select(images.c.sha256, images.c.size).where(images.c.sha256.in_(part))

@@ -198,7 +198,7 @@ class SqliteDatabase(Lifecycle, Database):
             assert self._quick is not None
             self._quick_writes += 1
             try:
-                (quickly,) = transaction(self._quick, QUICK, work)
+                (written,) = transaction(self._quick, QUICK, work)
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -211,7 +211,7 @@ class SqliteDatabase(Lifecycle, Database):
                     self._sync_due = True
                     self._write_waiting()
                     await on_disk
-                return quickly
+                return written
         done = asyncio.get_running_loop().create_future()
         write = _Write(work, urgency, alone, time.monotonic() + self.busy_timeout, done)
         if urgency is Urgency.LATER:

@@ -40,29 +40,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
-    """The result of comparing a transcript with the chain's path.
+    """The result of comparing a transcript with the chain's path."""
 
-    `found` is `tail` if the path is complete and followed by records that the chain does not have: the `tail`. For a
-    damaged path (`different`) the tail has those whose ancestor is its last record. `note`: evidence for a person.
-    `mark`: of the file, if it is `equal`; `read`: how many bytes were read.
-    `leaf`: the uuid of the path's last record in the file, the parent of a tail.
-    `pairs` and `unknown` (all records that the chain does not have) are only set if records were compared, not by the
-    hash alone. `broken`: how many lines are no JSON or no valid record, including a cut last line.
-    `is_prefix`: the file has the first records of the path, unchanged, and nothing else. `unknown_types`: records of
-    types that we do not know. They are not compared.
-    """
-
-    found: Found
-    note: str
-    pairs: tuple[Pair, ...] = ()
-    unknown: tuple[Entry, ...] = ()
-    tail: tuple[Entry, ...] = ()
-    broken: int = 0
-    mark: FileMark | None = None
-    leaf: str | None = None
-    read: int = 0
-    is_prefix: bool = False
-    unknown_types: tuple[Entry, ...] = ()
+    found: Found  # `tail`: the path is complete, and followed by records that the chain does not have
+    note: str  # evidence for a person
+    pairs: tuple[Pair, ...] = ()  # only if records were compared, not the hash alone
+    unknown: tuple[Entry, ...] = ()  # the same: all records that the chain does not have
+    tail: tuple[Entry, ...] = ()  # the records after the path; in a `different` file, those after its last record
+    broken: int = 0  # lines that are no JSON or no valid record, a cut last line included
+    mark: FileMark | None = None  # of an `equal` file
+    leaf: str | None = None  # the uuid of the path's last record in the file, the parent of a tail
+    read: int = 0  # bytes
+    is_prefix: bool = False  # the file has the first records of the path, unchanged, and nothing else
+    unknown_types: tuple[Entry, ...] = ()  # records of types that we do not know: they are not compared
 
 
 def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) -> FileVerdict | None:
@@ -77,8 +67,8 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
         if mark is not None and len(data) >= mark.size and _sha(memoryview(data)[: mark.size]) == mark.sha256:
             added = parse(data[mark.size :])
             if added.follows(mark.leaf):
-                tail = tuple(added.path)
-                return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
+                note = "what the last turn left is unchanged"
+                return _whole_path(note, (), tuple(added.path), added.broken, stat, data, mark.leaf)
         if expected is None:
             return None
         chain = parse_records(expected).path
@@ -101,20 +91,20 @@ def _compared(
 ) -> FileVerdict:
     """Compare the chain's records with those of the file, in the form of `as_loaded`."""
     equal = [ours.comparable() == theirs.comparable() for ours, theirs in zip(expected, present, strict=False)]
-    is_whole = len(present) >= len(expected) and all(equal)
-    copy_end = None if is_whole else end_of_copy(expected, present)
+    has_whole_path = len(present) >= len(expected) and all(equal)
+    copy_end = None if has_whole_path else end_of_copy(expected, present)
     if copy_end is not None:
         # A copy of the path has equal messages, equal other records (compared without their uuids) and the same leaf,
         # the parent of what follows. It is connected.
         copy = present[:copy_end]
         is_connected = _leaf(copy) == _leaf(expected) and unbroken(copy, None)
         others, copied_others = (
-            [entry.comparable()[2:] for entry in entries if not entry.message_blocks()] for entries in (expected, copy)
+            [entry.without_uuids() for entry in entries if not entry.message_blocks()] for entries in (expected, copy)
         )
         if is_connected and others == copied_others:
             pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(expected, 1))
             note = f"all {len(expected)} records are the chain's, under new uuids"
-            return _whole(note, pairs, tuple(present[copy_end:]), parsed.broken, stat, data, _leaf(copy))
+            return _whole_path(note, pairs, tuple(present[copy_end:]), parsed.broken, stat, data, _leaf(copy))
     by_uuid = {entry.uuid: entry for entry in present}
     found: list[Pair] = []
     for number, ours in enumerate(expected, 1):
@@ -122,9 +112,9 @@ def _compared(
         same = theirs is not None and ours.comparable() == theirs.comparable()
         found.append(Pair(number, ours, theirs, "lost" if theirs is None else "equal" if same else "changed"))
     pairs = tuple(found)
-    if is_whole:
+    if has_whole_path:
         note = f"all {len(expected)} records are the chain's"
-        return _whole(note, pairs, tuple(present[len(expected) :]), parsed.broken, stat, data, _leaf(expected))
+        return _whole_path(note, pairs, tuple(present[len(expected) :]), parsed.broken, stat, data, _leaf(expected))
     known = {entry.uuid for entry in expected}
     unknown = tuple(entry for entry in present if entry.uuid not in known)
     if len(present) < len(expected):
@@ -134,14 +124,16 @@ def _compared(
         note = f"record {equal.index(False) + 1} of {len(expected)} is not the chain's"
     is_prefix = 0 < len(present) < len(expected) and not parsed.broken and all(equal)
     leaf = _leaf(expected)
-    added = next((present[at:] for at, entry in enumerate(present, 1) if leaf is not None and entry.uuid == leaf), [])
-    tail = tuple(added) if len(added) <= MOST_ADDED and not any(entry.uuid in known for entry in added) else ()
+    at_leaf = (at for at, entry in enumerate(present, 1) if leaf is not None and entry.uuid == leaf)
+    after_leaf = present[next(at_leaf, len(present)) :]
+    is_new = not any(entry.uuid in known for entry in after_leaf)
+    tail = tuple(after_leaf) if is_new and len(after_leaf) <= MOST_ADDED else ()
     return FileVerdict(
         "different", note, pairs, unknown, tail, parsed.broken, leaf=leaf, read=len(data), is_prefix=is_prefix
     )
 
 
-def _whole(
+def _whole_path(
     note: str,
     pairs: tuple[Pair, ...],
     tail: tuple[Entry, ...],

@@ -72,6 +72,10 @@ class Entry:
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
 
+    def without_uuids(self) -> tuple[Any, ...]:
+        """The same key for a record that was copied under another uuid."""
+        return self.comparable()[2:]
+
     def message_blocks(self) -> list[tuple[str, Block]]:
         """Its blocks as the model gets them, each with its role; none if it is no message of the conversation."""
         if not self.on_path or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
