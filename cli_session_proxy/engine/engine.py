@@ -558,7 +558,8 @@ class Engine:
     async def _follow(self, live: LiveTurn, agent: Agent, *, run_again: bool) -> None:
         """Wait for a turn that another proxy on this store runs, and publish its answer here.
 
-        With `run_again`, the turn is run here if that proxy has ended or does not respond.
+        With `run_again`, the turn is run here if that proxy has ended or does not respond, or has ended the turn
+        because this client was not back yet.
         """
         live.begun = True
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
@@ -577,18 +578,18 @@ class Engine:
                     deadline += self.settings.turn_timeout
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
-            live.turn = turn
+            live.turn, error = turn, turn.error or {}
             if turn.status in ANSWERED:
                 if turn.status in ON_PATH:
                     await self._claim(live)
                 replay(live)
-            elif run_again and (turn.error or {}).get("code") == Interrupted.code:
+            elif run_again and (error.get("code") == Interrupted.code or error.get("detail", {}).get("by") == "left"):
                 live.turn, place = await self._requeue(turn, agent)
                 live.attempts = list(turn.attempts)
                 await self._deliveries.now_runs_here(live)
                 await self._run(live, agent, place)
             else:
-                raise errors.from_dict(turn.error or {})
+                raise errors.from_dict(error)
         except asyncio.CancelledError:
             live.fail(cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
@@ -656,11 +657,27 @@ class Engine:
         """See to it that other proxies know that this one responds. Raises `StoreUnavailable`."""
         await self._ownership.ensure_heartbeat()
 
-    async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
-        """Store whether a forwarded answer reached the client that asked here. Counts unless the other proxy has noted
-        that another client of the turn got it."""
+    async def delivery_stored(self, turn_id: str) -> None:
+        """Wait until it is stored what became of an answer that this proxy has given to its clients."""
+        await self._deliveries.stored(turn_id)
+
+    async def note_passed_on(self, turn_id: str, instance: str, *, arrived: bool | None) -> None:
+        """Store whether a forwarded answer reached the client that asked here. `instance`: the proxy that answered.
+        None: that one has handed it on to this one, and it is not known whether the client has all of it.
+
+        Counts unless the other proxy has noted that another client of the turn got it. That it did not arrive does not
+        count either once a third proxy has claimed the answer for its own client, as while this one was paused.
+        """
         try:
-            await self.store.set_delivery(turn_id, "delivered" if arrived else "undelivered", soon=arrived)
+            if arrived:
+                await self.store.set_delivery(turn_id, "delivered", soon=True)
+            elif arrived is False:
+                for by in (instance, self.instance_id):  # it may be handed on between the two
+                    await self.store.set_delivery(turn_id, "undelivered", by=by)
+            else:
+                turn = await self.store.turn(turn_id)
+                if turn is not None and (turn.delivery, turn.instance) == ("pending", self.instance_id):
+                    await self.store.set_delivery(turn_id, "uncertain")
         except ProxyError as exc:  # e.g. the turn was deleted meanwhile
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 

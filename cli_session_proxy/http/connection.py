@@ -351,8 +351,11 @@ class Connection(HttpToolsProtocol):
                     return
                 # A server may ignore `Upgrade` (RFC 9110, 7.8). Java's client asks for HTTP/2 like this, and httptools
                 # then drops the request's body: parse the head again without it.
+                # It would take nothing more if that head said `Connection: close`, so another parser does.
                 data = self._head_without_upgrade + data[wish.args[0] :]
                 self._head_without_upgrade = b""
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _become_socket(self, rest: bytes) -> None:
         """Hand the connection over to a WebSocket protocol, as uvicorn does. `rest`: the bytes after the handshake."""

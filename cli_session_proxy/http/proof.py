@@ -39,8 +39,9 @@ OLD_MARK = "x-cluster-key"
 # Seconds for which a signed request is valid.
 FRESH = 30.0
 GREETING = "/healthz"
-# Its parameter with the hexadecimal id of a forwarded request: is it still answered there? 200, or 410.
-ANSWERING = "answering"
+# Its parameter in a signed request, with the nonce of a forwarded one: is that still answered there? 200, or 410 and a
+# header with the id of its turn.
+ANSWERING, ANSWERED = "answering", "x-cluster-turn"
 # Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()
@@ -135,9 +136,14 @@ class Signer:
         return self._sign("answer", mark, address, f"{status} refused" if refused else str(status), when, instance)
 
 
+def nonce_of(headers: Mapping[str, str]) -> str:
+    """The nonce of a checked request, or of one of ours."""
+    return headers[HOP_MARK].split(" ")[1]
+
+
 def caller_of(headers: Mapping[str, str]) -> str:
     """The instance that signed a checked request; "" if it does not say."""
-    return headers[HOP_MARK].split(" ")[1].rpartition(".")[0]
+    return nonce_of(headers).rpartition(".")[0]
 
 
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:

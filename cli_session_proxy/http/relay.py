@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 import httpx
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from .. import logs
 from ..domain import limits
@@ -45,7 +45,21 @@ from .connection import FIELDS, HEAD
 from .gateway import OWNER_NAME
 from .greeting import transport
 from .hop import REFUSED, Incoming
-from .proof import ANSWERING, GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
+from .proof import (
+    ANSWERED,
+    ANSWERING,
+    GREETING,
+    HOP_MARK,
+    NOTHING,
+    OLD_MARK,
+    OWNER,
+    PROOF,
+    TARGET,
+    Peer,
+    Signer,
+    decisive,
+    nonce_of,
+)
 
 log = logs.get(__name__)
 
@@ -64,6 +78,8 @@ PROBE_INTERVAL = 0.25
 READ_ON = 0.1
 # How many other proxies are remembered; the least recently used one is dropped.
 MOST_PROXIES = 1024
+# How many of the last forwarded requests that were answered here are remembered, with their turns.
+MOST_ANSWERED = 4096
 # The most bytes of a `progress` event of another proxy: some 10 KB per turn, and approval requests.
 LARGEST_EVENT = 1024 * 1024
 # The most bytes of the answer to a probe; it has some hundred.
@@ -91,7 +107,8 @@ class Hop:
 
     address: str
     agent_key: int
-    request_id: str
+    nonce: str  # of the forwarded request
+    instance: str  # of the other proxy
     incoming: Incoming
     leaving: asyncio.Task[None]  # ends when the client disconnects
     last_heard: float  # when the other proxy last sent something, or showed that it runs, by the loop's time
@@ -132,7 +149,9 @@ class Relay:
         self._proxies: OrderedDict[str, _OtherProxy] = OrderedDict()  # by address, in order of use
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
-        self._answering: Counter[str] = Counter()  # requests that other proxies have forwarded, by their ids
+        # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
+        self._answering: set[str] = set()
+        self._answered: OrderedDict[str, str] = OrderedDict()  # with the ids of their turns; "": none
 
     async def close(self) -> None:
         for other in self._proxies.values():
@@ -152,9 +171,14 @@ class Relay:
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
-    def answers(self, asked: str) -> bool:
-        """Whether this proxy still answers a request that another one has forwarded. `asked`: see `_until_silent`."""
-        return any(request_id.encode().hex() == asked for request_id in self._answering)
+    async def answered(self, nonce: str) -> str | None:
+        """The turn of a request that another proxy has forwarded, once it is answered and that is stored; "" if it is
+        unknown. None while it is answered here."""
+        if nonce in self._answering:
+            return None
+        turn_id = self._answered.get(nonce, "")
+        await self._engine.delivery_stored(turn_id)
+        return turn_id
 
     async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
         """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
@@ -162,12 +186,7 @@ class Relay:
         try:
             state = incoming.inner["state"]
             if via is not None:
-                self._answering[state["request_id"]] += 1
-                try:
-                    await app(incoming.inner, incoming.receive, incoming.send)
-                finally:
-                    self._answering[state["request_id"]] -= 1
-                    self._answering += Counter()  # drops those at 0
+                await self._answer_here(app, incoming, nonce_of(state["headers"]))
                 return
             try:
                 # Routes write into their scope: each attempt gets a copy.
@@ -184,6 +203,25 @@ class Relay:
         finally:
             ORIGIN.reset(token)
             VIA.reset(token_via)
+
+    async def _answer_here(self, app: ASGIApp, incoming: Incoming, nonce: str) -> None:
+        """Answer a request that another proxy has forwarded, which may ask for it (see `answered`)."""
+        turn_id = ""
+
+        async def send(message: Message) -> None:
+            nonlocal turn_id
+            if message["type"] == "http.response.start":
+                turn_id = dict(message.get("headers", ())).get(b"x-turn-id", b"").decode()
+            await incoming.send(message)
+
+        self._answering.add(nonce)
+        try:
+            await app(incoming.inner, incoming.receive, send)
+        finally:
+            self._answering.discard(nonce)
+            self._answered[nonce] = turn_id
+            if len(self._answered) > MOST_ANSWERED:
+                self._answered.popitem(last=False)
 
     # --- forwarding
 
@@ -206,7 +244,8 @@ class Relay:
         request = self._request(target.address, incoming.outer, body, state["owner"], state["request_id"])
         leaving = asyncio.create_task(incoming.left())
         now = asyncio.get_running_loop().time()
-        hop = Hop(target.address, target.agent_key, state["request_id"], incoming, leaving, now)
+        instance = request.headers[TARGET].partition("@")[0]
+        hop = Hop(target.address, target.agent_key, nonce_of(request.headers), instance, incoming, leaving, now)
         self._hops.add(hop)
         answering = asyncio.create_task(self._answer(hop, request))
         silence = asyncio.create_task(self._until_silent(hop))
@@ -235,9 +274,10 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
-                # If it is not known, the other proxy has not sent everything, and stores the delivery itself.
-                if hop.turn_id is not None and hop.delivered is not None:
-                    await self._engine.note_passed_on(hop.turn_id, arrived=hop.delivered)
+                # If the other proxy has not sent everything, it stores the delivery itself.
+                is_known = hop.refused or hop.delivered is not None
+                if (is_known or await self._has_ended(hop, PROBE_TIMEOUT)) and hop.turn_id is not None:
+                    await self._engine.note_passed_on(hop.turn_id, hop.instance, arrived=hop.delivered)
             finally:
                 self._hops.remove(hop)
                 hop.settled.set()
@@ -300,7 +340,7 @@ class Relay:
         """Wait until the other proxy has sent nothing for `lease` seconds, and does not answer a probe or says twice
         that it does not answer this request any more: a line may be lost without a sign, and its end, too."""
         clock = asyncio.get_running_loop().time
-        named, ended_at = f"{GREETING}?{ANSWERING}={hop.request_id.encode().hex()}", -1.0
+        ended_at = -1.0
         while True:
             await asyncio.sleep(max(0.0, hop.last_heard + self._lease - clock()))
             heard = hop.last_heard
@@ -308,12 +348,20 @@ class Relay:
                 continue
             if not await self._probe(hop.address, GREETING, self._lease):
                 return
-            answers = await self._probe(hop.address, named, self._lease)
+            has_ended = await self._has_ended(hop, self._lease)
             is_quiet = not hop.giving and hop.last_heard == heard
-            if is_quiet and not answers and heard == ended_at:
+            if is_quiet and has_ended and heard == ended_at:
                 return
             hop.last_heard = clock()
-            ended_at = hop.last_heard if is_quiet and not answers else -1.0
+            ended_at = hop.last_heard if is_quiet and has_ended else -1.0
+
+    async def _has_ended(self, hop: Hop, within: float) -> bool:
+        """Whether the other proxy says that it does not answer this request any more. Then its turn is known."""
+        response = await self._get(hop.address, f"{GREETING}?{ANSWERING}={hop.nonce}", within)
+        if response is None or response.status_code != 410:
+            return False
+        hop.turn_id = hop.turn_id or response.headers.get(ANSWERED) or None
+        return True
 
     async def _can_accept(self, target: Elsewhere) -> bool:
         """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds
@@ -336,6 +384,11 @@ class Relay:
 
     async def _probe(self, address: str, path: str, within: float) -> bool:
         """Whether it answers this path with 200, and proves that it belongs to this cluster."""
+        response = await self._get(address, path, within)
+        return response is not None and response.status_code == 200
+
+    async def _get(self, address: str, path: str, within: float) -> httpx.Response | None:
+        """Its answer to this path; None without one, or without a proof that it belongs to this cluster."""
         marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
             async with asyncio.timeout(within), self._use(address) as other:
@@ -343,10 +396,10 @@ class Relay:
                     async for piece in response.aiter_raw():
                         size += len(piece)
                         if size > LARGEST_PROBE:
-                            return False
-                return self._proved(address, response) and response.status_code == 200
+                            return None
+                return response if self._proved(address, response) else None
         except Exception:  # noqa: BLE001 - the address is from the store, and may be anything
-            return False
+            return None
 
     def _proved(self, address: str, response: httpx.Response) -> bool:
         """Whether this answer has a valid proof of the peer."""

@@ -43,7 +43,7 @@ from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer
-from .proof import ANSWERING
+from .proof import ANSWERED, ANSWERING, HOP_MARK
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
@@ -165,8 +165,10 @@ class Routes:
         """Whether the server runs. With a challenge, the answer proves that it is the server that `var` names. Another
         proxy may ask whether a request that it has forwarded is still answered here."""
         asked = request.query_params.get(ANSWERING)
-        if asked is not None and self._relay is not None and not self._relay.answers(asked):
-            return JSONAnswer({"status": "not answering that request"}, 410)
+        if asked is not None and self._relay is not None and HOP_MARK in request.headers:
+            turn_id = await self._relay.answered(asked)
+            if turn_id is not None:
+                return JSONAnswer({"status": "not answering that request"}, 410, {ANSWERED: turn_id})
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
         headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
         return JSONAnswer({"status": "ok"}, headers=headers)

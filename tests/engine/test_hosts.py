@@ -125,6 +125,49 @@ async def test_the_same_request_elsewhere_gets_the_same_answer(postgres_url: str
         assert (len(one.backend.seen), len(two.backend.seen)) == (1, 0)
 
 
+async def test_who_comes_back_at_another_host_while_the_turn_is_ended_for_want_of_a_client_has_it_run_again(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that every client had left."""
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        fail, is_ending, goes_on = one.store.fail, asyncio.Event(), asyncio.Event()
+
+        async def failed(*given: Any, **more: Any) -> Turn:
+            is_ending.set()
+            await goes_on.wait()
+            return await fail(*given, **more)
+
+        monkeypatch.setattr(one.store, "fail", failed)
+        first = await one.engine.submit(request("one"))
+        await one.model.reached.wait()
+        first.leave()
+        await is_ending.wait()
+        again = await two.engine.submit(request("one"))
+        assert again.turn_id == first.turn_id
+        goes_on.set()
+        assert (await again.turn()).status == "completed"
+        again.acknowledge()
+        assert [words(seen) for seen in two.backend.seen] == [["one"]]
+
+
+async def test_a_host_that_was_paused_takes_no_answer_away_from_the_client_of_another_host(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """It had forwarded the request, and notes late that its client left. Its note put the answer off the path, although
+    it had been given to somebody else meanwhile."""
+    async with hosts(postgres_url, tmp_path, 3) as (one, two, three):
+        first = await one.engine.submit(request("one"))
+        await first.turn()
+        first.leave()
+        await one.engine.delivery_stored(first.turn_id)
+        again = await three.engine.submit(request("one"))
+        assert again.turn_id == first.turn_id
+        await two.engine.note_passed_on(first.turn_id, one.engine.instance_id, arrived=False)
+        assert [turn.delivery for turn in await kept(two)] == ["pending"]
+        again.acknowledge()
+
+
 async def test_a_retry_is_known_by_a_host_whose_clock_has_jumped(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

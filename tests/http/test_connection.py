@@ -531,6 +531,20 @@ def test_a_client_that_would_rather_speak_http_2_is_served_with_its_body(run: Ru
     run(case())
 
 
+def test_who_would_rather_speak_http_2_and_closes_the_connection_is_answered(run: Run) -> None:
+    """The parser took nothing more after the head that it had seen first: the client waited for ever."""
+    fields = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nConnection: close\r\nContent-Length: 5\r\n"
+
+    async def case() -> None:
+        async with listening(measuring) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\n%b\r\nhello" % fields)
+            assert (await reader.read()).endswith(b"\r\n\r\n5")
+            writer.close()
+
+    run(case())
+
+
 def test_requests_that_come_at_once_and_ask_for_http_2_are_answered_in_order(run: Run) -> None:
     asked = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     many = 1500  # deeper than Python's stack

@@ -23,7 +23,7 @@ from cli_session_proxy.export import explain
 from cli_session_proxy.http import bounds, gate, relay
 from cli_session_proxy.http.connection import AHEAD
 from cli_session_proxy.http.hop import REFUSED, Incoming
-from cli_session_proxy.http.proof import ANSWERING, HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
+from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores import held
@@ -281,7 +281,7 @@ class HeldUp:
 
     def __init__(self, host: Host, client: socket.socket, patch: pytest.MonkeyPatch) -> None:
         self.released = asyncio.Event()
-        self.notes: list[Delivery] = []
+        self.notes: set[Delivery] = set()
         note = host.store.set_delivery
 
         async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -293,7 +293,7 @@ class HeldUp:
 
         async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
             await note(turn_id, delivery, **how)
-            self.notes.append(delivery)
+            self.notes.add(delivery)
 
         comes_back(patch, pieces)
         patch.setattr(host.store, "set_delivery", noted)
@@ -316,7 +316,7 @@ async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_los
         assert "You said: one" in (await again).text
         await until(lambda: _delivered(one))
         held_up.released.set()
-        await until(lambda: held_up.notes == ["undelivered"])
+        await until(lambda: held_up.notes == {"undelivered"})
         await one.chat("two")
         assert one.asked[-1] == ["zero", "one", "two"]
 
@@ -331,7 +331,7 @@ async def test_a_background_turn_is_kept_although_the_client_left_the_host_that_
         leaves.say()
         await until(lambda: _delivered(one))
         held_up.released.set()
-        await until(lambda: held_up.notes == ["undelivered"])
+        await until(lambda: held_up.notes == {"undelivered"})
         await one.chat("two")
         assert one.asked[-1] == ["zero", "one", "two"]
 
@@ -381,7 +381,7 @@ async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_
         await one.chat("zero")
         one.model.calls.append([{"type": "text", "text": "x" * 15 * 1024 * 1024}])
         client = Connection(two.settings.port)
-        notes, note = list[Delivery](), two.store.set_delivery
+        notes, note = set[Delivery](), two.store.set_delivery
 
         async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             whole = b"".join([piece async for piece in answer])
@@ -391,14 +391,14 @@ async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_
 
         async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
             await note(turn_id, delivery, **how)
-            notes.append(delivery)
+            notes.add(delivery)
 
         comes_back(monkeypatch, pieces)
         monkeypatch.setattr(gate, "PIECE", 1 << 30)  # all but the end is given to the server at once
         monkeypatch.setattr(two.store, "set_delivery", noted)
         client.say()
         await until(lambda: bool(notes))
-        assert notes == ["undelivered"]
+        assert notes == {"undelivered"}
 
 
 async def test_a_slow_store_holds_up_nobody_else(
@@ -826,18 +826,17 @@ async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url:
 async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_turn_runs(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """The other host answers on other lines: a client waited for ever."""
-    probe, still_runs, has_ended = relay.Relay._probe, asyncio.Event(), asyncio.Event()
+    """The other host answers on other lines: a client waited for ever. The same words again are the same turn."""
+    ask, still_runs, has_ended = relay.Relay._has_ended, asyncio.Event(), asyncio.Event()
 
-    async def probed(self: relay.Relay, address: str, path: str, within: float) -> bool:
-        answered = await probe(self, address, path, within)
-        if ANSWERING in path:
-            (still_runs if answered else has_ended).set()
-        return answered
+    async def asked(self: relay.Relay, hop: relay.Hop, within: float) -> bool:
+        ended = await ask(self, hop, within)
+        (has_ended if ended else still_runs).set()
+        return ended
 
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
         await one.chat("one")
-        monkeypatch.setattr(relay.Relay, "_probe", probed)
+        monkeypatch.setattr(relay.Relay, "_has_ended", asked)
         one.model.reached.clear()
         one.model.open.clear()
         body = {"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": "two"}]}
@@ -860,6 +859,7 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
         await (begun if stream else one.model.reached).wait()
         there.lose()
         await still_runs.wait()
+        assert (await one.http.get("/healthz?answering=guessed")).status_code == 200  # a stranger is told nothing
         assert not waiting.done()
         assert not has_ended.is_set()
         one.model.open.set()
@@ -867,8 +867,7 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
         assert has_ended.is_set()
         if not stream:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
-        retry = {"x-stainless-retry-count": "1"}
-        again = await two.http.post("/agents/a/v1/chat/completions", json=body, headers=retry)
+        again = await two.http.post("/agents/a/v1/chat/completions", json=body)
         assert (again.status_code, "two (2)" in again.text) == (200, True)
         assert [path[-1] for path in one.asked] == ["one", "two"]
 
