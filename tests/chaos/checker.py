@@ -188,7 +188,8 @@ class _Judge:
                     one for one in self._up_to(texts[number]) if one in within or is_told(one, texts[number])
                 ]
             else:  # without the CLI's own request
-                summed[number] = in_full(exchanges(without_closing(self._summed[number].messages)), summed)[:-1]
+                *whole, asks = in_full(exchanges(without_closing(self._summed[number].messages)), summed)
+                summed[number] = [*whole, Exchange("", None, asks.left_open)] if asks.left_open else whole
         for number, told in self._read.items():
             turn = self._turn(told[-1].asked) if told else None
             if turn is not None:

@@ -84,7 +84,11 @@ class Exchange:
 
 
 def in_full(told: Sequence[Exchange], summed: Mapping[int, Sequence[Exchange]]) -> list[Exchange]:
-    """The same with what each summary stands for in its place. The CLI repeats the end of that behind a summary."""
+    """The same with what each summary stands for in its place. The CLI repeats the end of that behind a summary.
+
+    An end of `summed` without words are calls that were left open where the CLI asked for the summary: they are those
+    of the first words behind it.
+    """
     whole: list[Exchange] = []
     for at, one in enumerate(told):
         if one.summary is None or one.summary not in summed:
@@ -94,6 +98,9 @@ def in_full(told: Sequence[Exchange], summed: Mapping[int, Sequence[Exchange]]) 
         if one.answer is not None and whole and all(one.answer != kept.answer for kept in whole):
             whole[-1] = replace(whole[-1], answer=one.answer)
         rest = told[at + 1 :]
+        if whole and not whole[-1].asked and whole[-1].left_open:
+            left_open = whole.pop().left_open
+            rest = [replace(first, left_open=first.left_open or left_open) for first in rest[:1]] + list(rest[1:])
         again = next((n for n in range(min(len(whole), len(rest)), 0, -1) if _repeats(whole[-n:], rest)), 0)
         return in_full([*whole[: len(whole) - again], *rest], summed)
     return whole

@@ -50,6 +50,7 @@ from .reading import GO_ON, KEPT_PICTURE, REMINDER, SUMMED_UP, arguments, exchan
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
+Shown = Sequence[tuple[Asking, Answer | None]]  # None: the next message is the user's, too
 
 
 def prompt(turn: int) -> str:
@@ -61,7 +62,7 @@ def results(*calls: str, turn: int = 0) -> tuple[Result, ...]:
     return tuple(Result(call, f"result of {call}{said}") for call in calls)
 
 
-def as_messages(pairs: Sequence[Pair], newest: Asking) -> list[JSON]:
+def as_messages(pairs: Shown, newest: Asking) -> list[JSON]:
     """A request as the CLI sends it, with its own reminders and `system` messages."""
     messages: list[JSON] = []
     ids: dict[str, str] = {}
@@ -117,7 +118,7 @@ class Tale:
         return next(entry.turn for entry in self.journal if isinstance(entry, Sent) and entry.asked == asked)
 
     def ask(
-        self, asked: Asking, pairs: Sequence[Pair], *, calls: Sequence[str] = (), whole: bool = True, proxy: str = "p"
+        self, asked: Asking, pairs: Shown, *, calls: Sequence[str] = (), whole: bool = True, proxy: str = "p"
     ) -> Answer:
         """A request reaches the model; what it answers."""
         self.requests += 1
@@ -132,7 +133,7 @@ class Tale:
 
     def turn(
         self, turn: int, *, agent: str = "ada", outcome: Outcome = "acknowledged", calls: Sequence[str] = (),
-        asked: Asking | None = None, shown: Callable[[list[Pair]], Sequence[Pair]] = list,
+        asked: Asking | None = None, shown: Callable[[list[Pair]], Shown] = list,
     ) -> Answer:  # fmt: skip
         """A whole turn of a named agent. `shown` plants a fault in what the model is shown before it."""
         asked = asked or prompt(turn)
@@ -614,6 +615,17 @@ def test_a_summary_stands_for_what_the_model_was_shown_when_it_made_it(tale: Tal
     assert not tale.faults()
 
 
+@pytest.mark.parametrize(("told", "wrong"), [((Result("one", NOT_ANSWERED),), set()), (None, {("result", 6)})])
+def test_calls_that_were_left_open_before_a_summary_are_sound(
+    tale: Tale, told: Asking | None, wrong: set[tuple[Kind, int]]
+) -> None:
+    """CLI 2.1.332 says that they were left open in its request for the summary, and not again behind it."""
+    tale.turn(5, calls=("one",))
+    summary = summed(tale, tale.paths["ada"], told)
+    tale.turn(6, shown=lambda path: [(summary, None)])
+    assert tale.kinds() == wrong
+
+
 def test_what_is_missing_from_a_summary_or_told_behind_it_again_is_found(tale: Tale) -> None:
     whole, less = summed(tale, tale.paths["ada"]), summed(tale, tale.paths["ada"][1:])
     tale.turn(5, shown=lambda path: [(less, path[-1][1])])
@@ -747,7 +759,7 @@ def test_any_planted_fault_in_any_history_is_found_and_none_in_an_honest_one(see
         waiting = path[-1][1].calls
         calls = tuple(f"c{number}-{n}" for n in range(dice.choice((0, 0, 1, 2))))
         outcome: Outcome = dice.choice(("acknowledged", "acknowledged", "failed", "unknown"))
-        shown: Callable[[list[Pair]], Sequence[Pair]] = list
+        shown: Callable[[list[Pair]], Shown] = list
         if plant is not None and at + 1 == planted:
             shown = partial(_planted, plant, dice, tale.paths[other])
 
