@@ -238,7 +238,12 @@ def _remove_entry(name: str, parent_fd: int) -> None:
                 os.unlink(inner.name, dir_fd=fd)
                 continue
             with _open_folder(inner.name, fd):  # sets its mode: a folder without permissions cannot be moved
-                os.rename(inner.name, secrets.token_hex(16), src_dir_fd=fd, dst_dir_fd=parent_fd)
+                try:
+                    os.rename(inner.name, secrets.token_hex(16), src_dir_fd=fd, dst_dir_fd=parent_fd)
+                except OSError as exc:
+                    if exc.errno != errno.EXDEV:
+                        raise
+                    _remove_entry(inner.name, fd)  # out of a subvolume (btrfs) nothing is moved
     try:
         os.rmdir(name, dir_fd=parent_fd)
     except OSError as exc:  # on some file systems `scandir` skips entries of a folder that changes: tried again

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import resource
 import stat
+import sys
 import unicodedata
 from collections.abc import Callable
 from functools import partial
@@ -442,6 +444,26 @@ def test_of_very_many_folders_nobody_says_that_they_hold_no_files(
     assert not boxes.has_files("a")
     (box / "9").mkdir()
     assert boxes.has_files("a")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where a descriptor leads is read in /proc")
+def test_a_subvolume_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of a subvolume of btrfs, which any user may make in an own folder, nothing is moved: an agent that made one
+    could not be deleted."""
+    top, rename = tmp_path / "top", os.rename
+    (top / "subvolume" / "a" / "b" / "c" / "d").mkdir(parents=True)
+    (top / "subvolume" / "a" / "e" / "f").mkdir(parents=True)
+    (top / "subvolume" / "a" / "b" / "file").write_text("x")
+
+    def within_one(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        inside = ["subvolume" in Path(f"/proc/self/fd/{fd}").readlink().parts for fd in (src_dir_fd, dst_dir_fd)]
+        if len({*inside}) == 2:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "rename", within_one)
+    remove_any(top)
+    assert not top.exists()
 
 
 @pytest.mark.parametrize("mode", [0, 0o300, 0o500])
