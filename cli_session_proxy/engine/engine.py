@@ -492,6 +492,7 @@ class Engine:
         None if its answer never arrived and the conversation went on without it: the request needs a new turn.
         """
         while True:
+            await self._deliveries.stored(turn_id)
             turn = await self.store.turn(turn_id)
             agent = await self.store.agent_by_key(turn.agent_key) if turn else None
             if turn is None or agent is None:
@@ -503,7 +504,6 @@ class Engine:
                     continue
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
-                await self._deliveries.stored(turn_id)
                 if turn.status in ON_PATH and not await self.store.claim(turn_id, self.instance_id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)

@@ -199,6 +199,7 @@ class LiveTurn:
         self._answers: set[Answer] = set()  # its clients
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self.passed_to = ""  # the proxy that has the answer for its client
+        self.may_have_arrived = False  # a client that asked for it before may have it
         self._grace = grace
         self._on_return = on_return
         self._on_empty = on_empty
@@ -286,8 +287,8 @@ class LiveTurn:
     @property
     def delivery_if_left(self) -> Delivery:
         """The delivery of an answer whose clients have left. After a wait for a limit they were allowed to: the answer
-        stays on the path, and the same request gets it."""
-        return "uncertain" if self.runs_unattended else "undelivered"
+        stays on the path, and the same request gets it. So does one that an earlier client may have, or still gets."""
+        return "uncertain" if self.runs_unattended or self.may_have_arrived else "undelivered"
 
     @property
     def output_sent(self) -> bool:
@@ -543,6 +544,7 @@ def cancelled(by: CancelledBy) -> ProxyError:
 def replay(live: LiveTurn) -> None:
     """Publish a finished turn's answer again, as if it had just been produced."""
     turn = live.turn
+    live.may_have_arrived = turn.delivery in ("pending", "uncertain")
     session = turn.session_id or "", turn.continuity or "started", turn.evidence.unmet, turn.evidence.header_notes
     reported_model = turn.reported_model if turn.backend else None
     live.publish(Started(live.agent_id, turn.id, *session, turn.backend, reported_model))

@@ -105,6 +105,22 @@ async def test_who_comes_back_while_the_turn_is_ended_for_want_of_a_client_has_i
         assert words(backend.seen[-1]) == ["one"]
 
 
+async def test_an_answer_that_one_client_is_given_is_kept_although_another_one_left_without_it(
+    settings: Settings,
+) -> None:
+    """The second one asked for it again, and left: the next turn went on without an answer that the first one got."""
+    async with core(settings) as (engine, backend):
+        first = await engine.submit(request("one", idempotency_key="k"))
+        await first.turn()
+        again = await engine.submit(request("one", idempotency_key="k"))
+        assert again.turn_id == first.turn_id
+        again.leave()
+        await engine.delivery_stored(first.turn_id)
+        await ask(engine, "two")
+        first.acknowledge()
+        assert [words(seen) for seen in backend.seen] == [["one"], ["one", "two"]]
+
+
 async def test_the_same_request_claims_an_answer_that_nobody_took(settings: Settings) -> None:
     async with core(settings) as (engine, backend):
         answer = await engine.submit(request("one"))
