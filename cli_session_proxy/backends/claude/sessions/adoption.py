@@ -276,7 +276,7 @@ class _Adoption:
 # --- transcripts from elsewhere
 
 # A real session's file is a tree: an edited prompt or a second try leaves a dead branch, and results of parallel tools
-# are beside the path. It is read twice, so that only an index is in memory.
+# are beside the path. The file is read twice, so that only an index of it is in memory.
 
 
 @dataclass(slots=True)
@@ -294,9 +294,9 @@ class _IndexEntry:
 class ForeignTranscript:
     """The first pass over a transcript, and the path that the CLI would load of it.
 
-    `kept`: the uuids of the path. `mended`: new parents for records whose parent is missing. `started`: seconds;
-    `size`: bytes; `broken` and `dropped` count lines and records that are left out. Raises `InvalidRequest` if the file
-    is no transcript with a message.
+    `kept`: the uuids of the path. `mended`: new parents for records whose parent is missing. `started`: the first
+    record's time; `size`: bytes; `broken`, `dropped`: how many lines and records are left out. Raises `InvalidRequest`
+    if the file is no transcript with a message.
     """
 
     def __init__(self, path: Path) -> None:
@@ -319,7 +319,7 @@ class ForeignTranscript:
                     self.broken += 1
                     if not self._messages and self.broken > FIRST_LINES:
                         break
-                elif entry.on_path:
+                elif entry.in_conversation:
                     self._add(entry)
                     if is_session_id(entry.data.get("sessionId")):
                         session_id = entry.data["sessionId"]
@@ -395,9 +395,9 @@ class ForeignTranscript:
         """The second pass: the path's records with sub-agents' and notes between them, in the order of the file."""
         for entry, done in self._lines():
             progress(done, self.size)
-            if entry is None or (entry.on_path and entry.uuid not in self.kept):
+            if entry is None or (entry.in_conversation and entry.uuid not in self.kept):
                 continue
-            is_mended = entry.on_path and entry.uuid in self.mended
+            is_mended = entry.in_conversation and entry.uuid in self.mended
             yield entry.with_parent(self.mended[entry.uuid or ""]) if is_mended else entry
 
     def notes(self) -> Iterator[str]:

@@ -201,12 +201,12 @@ class Captures:
         records = connected_records(own, ready, outcome)
         if not records or parsed.broken:
             self.follow(ready.session.id, reader)  # read again when it is longer
-            more = parsed.broken > 0 or not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
+            more = parsed.broken > 0 or not is_complete_turn(own, ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # a person has continued it: the next turn adopts that
-            leaf = [entry.uuid for entry in own if entry.on_path][-1]
+            leaf = transcript.conversation_of(own)[-1].uuid
             own_ids = set(map(id, own))
-            others = [entry for entry in parsed.entries if entry.on_path and id(entry) not in own_ids]
+            others = [entry for entry in parsed.entries if entry.in_conversation and id(entry) not in own_ids]
             on_no_path = sum(map(is_prompt, others)) if others and others[0].parent != leaf else 0
             return CapturedRecords(records, None, "transcript", beside=on_no_path)
         self.follow(ready.session.id, at_end)
@@ -222,7 +222,7 @@ class Captures:
             records_after(read[0].entries, ready.leaf, ready.results), outcome.frame_uuid, outcome.calls
         )
         # A file that has appeared since the last look is still being written.
-        more = bool(outcome.calls) and not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
+        more = bool(outcome.calls) and not is_complete_turn(own, ready, outcome)
         return CapturedRecords(connected_records(own, ready, outcome), None, "replaced", more)
 
     def _from_copy(
@@ -241,7 +241,7 @@ class Captures:
         own = up_to_end_of_turn(added, outcome.frame_uuid, outcome.calls)
         records = connected_records(own, ready, outcome)
         if not records or parsed.broken:
-            more = parsed.broken > 0 or not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
+            more = parsed.broken > 0 or not is_complete_turn(own, ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(added):
             return CapturedRecords(records, None, "copy")
@@ -328,7 +328,7 @@ def records_after(entries: Sequence[Entry], leaf: str | None, results: Collectio
         if entry.uuid == leaf:
             return list(entries[at + 1 :])
     for at, entry in enumerate(entries):
-        if entry.on_path and (entry.parent == leaf or not _results_of([entry]).isdisjoint(results)):
+        if entry.in_conversation and (entry.parent == leaf or not _results_of([entry]).isdisjoint(results)):
             return list(entries[at:])
     return []
 
@@ -434,9 +434,9 @@ def up_to_end_of_turn(entries: Sequence[Entry], frame_uuid: str, calls: Collecti
     if calls:
         results = (at for at, entry in enumerate(entries) if not _results_of([entry]).isdisjoint(calls))
         entries = entries[: next(results, len(entries))]
-    if sum(entry.on_path and entry.kind == "user" for entry in entries) > 1:
+    if sum(entry.in_conversation and entry.kind == "user" for entry in entries) > 1:
         entries = _without_others(entries, frame_uuid)
-    kinds = [entry.kind for entry in entries if entry.on_path]
+    kinds = [entry.kind for entry in transcript.conversation_of(entries)]
     if "assistant" not in kinds or "user" not in kinds[kinds.index("assistant") :]:
         return entries
     found: list[Entry] = []
@@ -455,7 +455,7 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
     That CLI loads a prompt without an answer, adds "No response requested.", and its own prompt has that as parent; the
     turn's answer has the turn's prompt as parent (run on 2.1.330). Lines after the turn's own stay.
     """
-    by_uuid = {entry.uuid: entry for entry in entries if entry.on_path}
+    by_uuid = {entry.uuid: entry for entry in transcript.conversation_of(entries)}
     if frame_uuid not in by_uuid:
         return entries
     others: set[str | None] = set()
@@ -481,11 +481,11 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
 
 def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> list[Record]:
     """The lines as records, if they are this turn's complete exchange, connected to the path; else none."""
-    path = [entry for entry in entries if entry.on_path]
-    users = [entry for entry in path if entry.kind == "user"]
-    if not is_complete_turn(path, ready, outcome) or not transcript.unbroken(path, ready.leaf):
+    conversation = transcript.conversation_of(entries)
+    users = [entry for entry in conversation if entry.kind == "user"]
+    if not is_complete_turn(entries, ready, outcome) or not transcript.unbroken(conversation, ready.leaf):
         return []
-    if is_damaged(path, [*ready.prompt, *ready.results.values(), *outcome.as_cli_has_it]):
+    if is_damaged(conversation, [*ready.prompt, *ready.results.values(), *outcome.as_cli_has_it]):
         return []
     is_ours = any(entry.uuid == outcome.frame_uuid for entry in users)
     if not is_ours and users:  # CLI 1.x gives our prompt another uuid; it does not write `promptSource`
@@ -493,19 +493,20 @@ def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: Tur
     return [entry.record() for entry in entries] if is_ours or ready.no_prompt else []
 
 
-def is_complete_turn(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
+def is_complete_turn(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
     """Whether the exchange is complete: the results that were sent, then the open calls or the end of the answer."""
-    if ready.results and not ready.results.keys() <= _results_of(path):
+    conversation = transcript.conversation_of(entries)
+    if ready.results and not ready.results.keys() <= _results_of(conversation):
         return False
     if outcome.calls:
-        return outcome.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
-    return transcript.is_complete(path)
+        return outcome.calls <= set(client_tools.calls_of(block for entry in conversation for block in entry.content))
+    return transcript.is_complete(conversation)
 
 
-def is_damaged(path: Sequence[Entry], blocks: Sequence[JSON]) -> bool:
+def is_damaged(entries: Sequence[Entry], blocks: Sequence[JSON]) -> bool:
     """Whether an expected text is missing and another of equal length present: it was overwritten in place. Changes by
     a CLI (it cuts, trims, adds notes) also change the length."""
-    expected, found = _texts(blocks), _texts([block for entry in path for block in entry.content])
+    expected, found = _texts(blocks), _texts([block for entry in entries for block in entry.content])
     if expected <= found:
         return False
     expected = set(map(printable, expected))

@@ -113,14 +113,15 @@ def cut_answer(
     """
     ends_with_text = bool(output) and output[-1].get("type") == "text"
     whole = len(output) - ends_with_text
-    prompts = [] if no_prompt else [at for at, entry in enumerate(entries) if entry.on_path and entry.kind == "user"]
-    start = prompts[0] if prompts else 0
+    prompts = (at for at, entry in enumerate(entries) if entry.in_conversation and entry.kind == "user")
+    start = 0 if no_prompt else next(prompts, 0)
     shortened: list[Entry] = list(entries[:start])
     full = False
     for at, entry in enumerate(entries[start:]):
-        if entry.on_path and entry.kind == "user" and (full or (is_interruption(entry) and (no_prompt or at > 0))):
+        interrupted = is_interruption(entry) and (no_prompt or at > 0)
+        if entry.in_conversation and entry.kind == "user" and (full or interrupted):
             break  # the CLI's own messages: "go on", or "interrupted"
-        if entry.on_path and entry.kind == "assistant":
+        if entry.in_conversation and entry.kind == "assistant":
             full = entry.data.get("message", {}).get("stop_reason") == "max_tokens"
             blocks = [block for block in entry.content if block.get("type") != "tool_use"]
             if blocks and len(blocks) > whole:
@@ -129,14 +130,14 @@ def cut_answer(
             model = str(entry.data.get("message", {}).get("model") or model)
         shortened.append(entry)
     # A call without a result was cut, too: end before it.
-    on_path = [block for entry in shortened if entry.on_path for block in entry.content]
-    answered = {block.get("tool_use_id") for block in on_path if block.get("type") == "tool_result"}
+    blocks = [block for entry in transcript.conversation_of(shortened) for block in entry.content]
+    answered = {block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"}
     for at, entry in enumerate(shortened):
         calls = {block.get("id") for block in entry.content if block.get("type") == "tool_use"}
-        if entry.on_path and not calls <= answered:
+        if entry.in_conversation and not calls <= answered:
             del shortened[at:]
             break
-    scribe.parent = next((entry.uuid for entry in reversed(shortened) if entry.on_path), scribe.parent)
+    scribe.parent = next((entry.uuid for entry in reversed(shortened) if entry.in_conversation), scribe.parent)
     text = tuple(output[-1:]) if ends_with_text and _is_text(output[-1]) else ()
     last = scribe.record(Message("assistant", text), model) if text or not unseen else closing_record(scribe)
     return [*(entry.record() for entry in shortened), last]
@@ -167,9 +168,9 @@ def with_partial_texts(
     finished = 0
     for record in records:
         entry = Entry(record.line, json.loads(record.line))
-        scribe.parent = entry.uuid if entry.on_path else scribe.parent
+        scribe.parent = entry.uuid if entry.in_conversation else scribe.parent
         content: list[Block] = []
-        is_answer = entry.on_path and entry.kind == "assistant" and not entry.data.get("isApiErrorMessage")
+        is_answer = entry.in_conversation and entry.kind == "assistant" and not entry.data.get("isApiErrorMessage")
         if is_answer and entry.data["message"].get("model") != SYNTHETIC_MODEL:
             for block in entry.content:
                 if _is_text(block) or block.get("id") in calls:
@@ -201,7 +202,7 @@ def without_invalid_thinking(records: Sequence[Record]) -> tuple[list[Record], i
     invalid_since: str | None = None  # the first record of an answer with invalid thinking
     message_id: object = None  # of the attempt
     for at, entry in enumerate(entries):
-        if entry.on_path and entry.kind in ("user", "assistant") and not records[at].synthetic:  # the CLI's own
+        if entry.in_conversation and entry.kind in ("user", "assistant") and not records[at].synthetic:  # the CLI's own
             message = entry.data.get("message")
             own_id = message.get("id") if entry.kind == "assistant" and isinstance(message, dict) else None
             if attempt and own_id is not None and own_id != message_id:

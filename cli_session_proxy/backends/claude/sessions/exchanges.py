@@ -34,7 +34,7 @@ class TranscriptExchange:
 
     @property
     def path(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.on_path]
+        return transcript.conversation_of(self.entries)
 
     @property
     def complete(self) -> bool:
@@ -110,7 +110,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
     waiting: list[Entry] = []
     answered = command = False
     for entry in entries:
-        answers = entry.on_path and entry.kind == "assistant"
+        answers = entry.in_conversation and entry.kind == "assistant"
         if answered and (is_prompt(entry) or (answers and command)):
             yield TranscriptExchange(tuple(current))
             current, answered = [], False
@@ -144,12 +144,12 @@ def has_invented_result(entries: Sequence[Entry], sent: Sequence[Block] = ()) ->
 
 def _tools_by_call(entries: Iterable[Entry]) -> dict[str, str]:
     """The names of the called tools, by call id."""
-    blocks = (block for entry in entries if entry.on_path for block in entry.content)
+    blocks = (block for entry in entries if entry.in_conversation for block in entry.content)
     return {str(block.get("id")): str(block.get("name")) for block in blocks if block.get("type") == "tool_use"}
 
 
 def _results(entries: Iterable[Entry]) -> Iterator[Block]:
-    blocks = (block for entry in entries if entry.on_path for block in entry.content)
+    blocks = (block for entry in entries if entry.in_conversation for block in entry.content)
     return (block for block in blocks if block.get("type") == "tool_result")
 
 
@@ -163,7 +163,7 @@ def _is_persons(entry: Entry) -> bool:
     data = entry.data
     own = data.get("isMeta") or data.get("isCompactSummary") or data.get("promptSource") == "system"
     own = own or data.get("turnCompanion") or data.get("usageLimitNote")
-    return entry.on_path and entry.kind == "user" and not own
+    return entry.in_conversation and entry.kind == "user" and not own
 
 
 def _is_request(entry: Entry) -> bool:

@@ -106,14 +106,14 @@ def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
             return None
         entries = entries[leaf_index + 1 :]
     entries = list(up_to_end_of_turn(entries, turn.frame_uuid or ""))
-    on_path = [entry for entry in entries if entry.on_path]
-    if not transcript.is_complete(on_path) or not transcript.unbroken(on_path, leaf):
+    conversation = transcript.conversation_of(entries)
+    if not transcript.is_complete(conversation) or not transcript.unbroken(conversation, leaf):
         return None
     sent = [block for message in turn.input for block in message.content]
-    users = [entry for entry in on_path if entry.kind == "user"]
-    if has_invented_result(on_path, sent):  # the CLI outlived the proxy: the answer is to a result that it made up
+    users = [entry for entry in conversation if entry.kind == "user"]
+    if has_invented_result(conversation, sent):  # the CLI outlived the proxy: the answer is to a result that it made up
         return None
-    if is_damaged(users, sent) or not transcript.has_ended(on_path):
+    if is_damaged(users, sent) or not transcript.has_ended(conversation):
         return None
     # It is this turn by the frame's uuid (kept by CLI 2.1.x), else by the text of the only prompt.
     if not any(entry.uuid == turn.frame_uuid for entry in users):

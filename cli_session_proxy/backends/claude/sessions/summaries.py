@@ -99,7 +99,7 @@ def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
     """Split before each message of the model that answers results."""
     start, message, answered = 0, None, False
     for at, entry in enumerate(exchange.entries):
-        if not entry.on_path:
+        if not entry.in_conversation:
             continue
         if entry.kind == "user":
             answered = any(block.get("type") == "tool_result" for block in entry.content)

@@ -35,9 +35,9 @@ REWOUND = b'"rewound":true'
 class Entry:
     """One parsed line. `data`: the whole object. Immutable.
 
-    `on_path`: part of the conversation, not of a sub-agent's (whose records also have a `uuid`). `content`: the
+    `in_conversation`: part of the conversation, not of a sub-agent's (whose records also have a `uuid`). `content`: the
     message's blocks; the CLI writes a single text as a string, and rewrites it as a list. `sound`: valid by `shapes`,
-    and none of our own lines, which no CLI writes. An invalid line counts as no record: no uuid, on no path, no
+    and none of our own lines, which no CLI writes. An invalid line counts as no record: no uuid, in no conversation, no
     content.
     """
 
@@ -48,7 +48,7 @@ class Entry:
     uuid: str | None = field(init=False, compare=False)
     parent: str | None = field(init=False, compare=False)
     kind: str = field(init=False, compare=False)
-    on_path: bool = field(init=False, compare=False)
+    in_conversation: bool = field(init=False, compare=False)
     content: list[Block] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Entry:
         is_record = named and self.sound
         self.uuid = data["uuid"] if is_record else None
         self.parent = data["parentUuid"] if is_record else None
-        self.on_path = is_record and not data.get("isSidechain")
+        self.in_conversation = is_record and not data.get("isSidechain")
         message = data.get("message") if is_record else None
         content = None if message is None else message.get("content")
         if isinstance(content, str):
@@ -78,7 +78,7 @@ class Entry:
 
     def message_blocks(self) -> list[tuple[str, Block]]:
         """Its blocks as the model gets them, each with its role; none if it is no message of the conversation."""
-        if not self.on_path or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
+        if not self.in_conversation or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
             return []
         return [(self.kind, block) for block in self.content]
 
@@ -90,7 +90,7 @@ class Entry:
     def pieces(self) -> Iterator[Entry]:
         """Split into records of one block. The last one keeps the uuid, so it is the parent of the record's children.
         Each has all other fields of the record."""
-        if not self.on_path or len(self.content) < 2:
+        if not self.in_conversation or len(self.content) < 2:
             yield self
             return
         message: dict[str, Any] = self.data["message"]
@@ -113,6 +113,11 @@ class Entry:
 
 
 _REWIND_NOTE = "last-prompt"
+
+
+def conversation_of(entries: Iterable[Entry]) -> list[Entry]:
+    """The records of the conversation, without those of sub-agents."""
+    return [entry for entry in entries if entry.in_conversation]
 
 
 class Cut(NamedTuple):
@@ -186,7 +191,7 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     cut: Cut | None = None
     if rewound or any(entry.rewinds for entry in entries if entry.kind == _REWIND_NOTE):
         entries, cut = _without_rewound(entries, rewound)
-    return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken, cut)
+    return Parsed(tuple(entries), conversation_of(entries), broken, cut)
 
 
 def _without_rewound(entries: Sequence[Entry], rewound: Collection[str]) -> tuple[list[Entry], Cut | None]:
@@ -232,7 +237,7 @@ def too_much(what: str) -> OSError:
 
 def parse_records(records: Iterable[Record]) -> Parsed:
     entries = tuple(Entry(record.line, json.loads(record.line)) for record in records)
-    return Parsed(entries, [entry for entry in entries if entry.on_path])
+    return Parsed(entries, conversation_of(entries))
 
 
 def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
@@ -269,7 +274,7 @@ def is_complete(entries: Sequence[Entry]) -> bool:
 
 def has_ended(entries: Sequence[Entry]) -> bool:
     """Whether the last answer is finished. Without a stop reason more was to follow (run on 1.0.120)."""
-    answers = [entry for entry in entries if entry.on_path and entry.kind == "assistant"]
+    answers = [entry for entry in entries if entry.in_conversation and entry.kind == "assistant"]
     if not answers or answers[-1].data.get("isApiErrorMessage"):
         return False
     return answers[-1].data["message"].get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")

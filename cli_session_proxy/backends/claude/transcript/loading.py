@@ -76,7 +76,7 @@ def _in_pieces(entries: Sequence[Entry]) -> list[Entry]:
 
 def without_unknown(entries: Sequence[Entry]) -> Sequence[Entry]:
     """Without the path's records of unknown types; their children get the record before as parent."""
-    unknown = {entry.uuid: entry.parent for entry in entries if entry.on_path and entry.kind not in KNOWN}
+    unknown = {entry.uuid: entry.parent for entry in entries if entry.in_conversation and entry.kind not in KNOWN}
     if not unknown:
         return entries
     out: list[Entry] = []
