@@ -107,14 +107,14 @@ class Sandboxes:
         return path
 
     def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
-        """The sandbox and the TMPDIR, if both exist and are open, and there are no links to check; else None: call
-        `prepare`."""
+        """The sandbox and the TMPDIR, if `prepare` made both, this user still has all rights to them, and there are no
+        links to check. Else None: call `prepare`."""
         paths = None if self._links else self._prepared.get(agent_dir)
         try:
             modes = [os.lstat(path).st_mode for path in paths or ()]
         except OSError:
             return None
-        return paths if modes and all(map(_is_open, modes)) else None
+        return paths if modes and all(map(_is_accessible, modes)) else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()
@@ -146,8 +146,8 @@ class Sandboxes:
     def private(self, agent_dir: str, *, shows_settings: bool = False) -> Path:
         """The directory of a confined agent's CLI, which the agent cannot rename; nothing is created.
 
-        `shows_settings`: the second such directory, in which the user's settings are mounted: no mount point may lie in
-        a directory that the agent could write to.
+        `shows_settings`: the second such directory, for profiles that mount the user's settings in it. In the first one
+        the agent can write under their names, and a mount would follow its link.
         """
         return self._private / f"{self.path(agent_dir).name}{'~user' if shows_settings else ''}"
 
@@ -282,12 +282,12 @@ def restore_access(folder: Path) -> None:
     is no folder, and follows no link. Raises `SandboxError`."""
     with _explained(f"cannot open {folder}"), contextlib.suppress(FileNotFoundError):
         status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and not _is_open(status.st_mode) and status.st_uid == os.getuid():
+        if stat.S_ISDIR(status.st_mode) and not _is_accessible(status.st_mode) and status.st_uid == os.getuid():
             with _open_folder(folder):  # sets its mode
                 pass
 
 
-def _is_open(mode: int) -> bool:
+def _is_accessible(mode: int) -> bool:
     """Whether it is a folder that its user may list, enter and write."""
     return stat.S_ISDIR(mode) and mode & stat.S_IRWXU == stat.S_IRWXU
 

@@ -29,9 +29,8 @@ T = TypeVar("T")
 THREADS = 2
 # The most calls that wait for a thread or a helper, each with its body in memory. More get 503 with Retry-After.
 WAITING = 64
-# The same for running turns and dumps (checking an answer, showing a turn): more than can run at once, so none is
-# refused.
-BEGUN_WAITING = 10_000
+# The same for calls of running turns and of dumps: more than there can be at once, so none is refused.
+NEVER_FULL = 10_000
 # Helper processes for reading, and for checking: while one call uses up its time, the other process serves the rest.
 PROCESSES = 2
 # Seconds of processor time. A body, or a turn, of 64 MiB takes about 2; JSON of a megabyte is checked in 0.05.
@@ -210,12 +209,16 @@ def _closing_error() -> ClaudeUnavailable:
 
 
 class Aside:
-    """The threads and helper processes of one engine. Use it on one event loop."""
+    """The threads and helper processes of one engine. Use it on one event loop.
+
+    `reading`: large bodies and images of requests. `checking`: answers, by the client's JSON Schema. `showing`: turns,
+    for dumps and the page.
+    """
 
     def __init__(self) -> None:
         self.reading = Helpers(most=PROCESSES, seconds=READING_SECONDS, memory=READING_MEMORY)
-        self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY, waiting=BEGUN_WAITING)
-        self.showing = Helpers(most=1, seconds=READING_SECONDS, memory=READING_MEMORY, waiting=BEGUN_WAITING)
+        self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY, waiting=NEVER_FULL)
+        self.showing = Helpers(most=1, seconds=READING_SECONDS, memory=READING_MEMORY, waiting=NEVER_FULL)
         self._threads: ThreadPoolExecutor | None = None
         self._thread_calls = 0
 
@@ -240,7 +243,7 @@ class Aside:
             helpers.kill()
 
     async def close(self) -> None:
-        """End all threads and processes. Idempotent."""
+        """End all processes. A thread ends after its present call. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

@@ -1,6 +1,6 @@
 """Checks what could keep the proxy from working: one line each, with the command that fixes it. Changes nothing.
 
-A check never raises: an error in it is its finding. No credential is read or shown.
+A check never raises: an error in it is its result. No credential is read or shown.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ LOCAL_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """A finding. `mend`: how to fix it, a command if there is one; empty if nothing is wrong."""
+    """The result of a check. `mend`: how to fix it, a command if there is one; empty if nothing is wrong."""
 
     check: str
     level: Level
@@ -78,7 +78,7 @@ class Checkup:
 
 
 async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:
-    """Print each finding as soon as its check is done, or all as JSON. False if one is an error."""
+    """Print each result as soon as its check is done, or all as JSON. False if one is an error."""
     found: list[Checkup] = []
     async for one in examine(settings, check_cli=check_cli):
         found.append(one)
@@ -108,19 +108,19 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
             if check_cli:
                 for one in await _checked(cli, settings):
                     yield one
-            login = await logged_in.look(settings, cli.path, env)
+            login = await logged_in.find_login(settings, cli.path, env)
             says, _, fix = (login.advice or "").partition(": ")
             if not says:
                 yield Checkup("login", "ok", explain.login(login.kind) or "logged in")
             else:
                 yield Checkup("login", "error" if says == "no Claude login" else "warning", says, fix)
-    yield await _finding("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
-    yield await _finding("var", lambda: _writable("var", settings.var, "--var"))
-    yield await _finding("sandbox", lambda: _sandbox(settings))
-    yield await _finding("place", lambda: _unsafe_place(settings))
+    yield await _checkup("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
+    yield await _checkup("var", lambda: _writable("var", settings.var, "--var"))
+    yield await _checkup("sandbox", lambda: _sandbox(settings))
+    yield await _checkup("place", lambda: _unsafe_place(settings))
     async for one in _confinement(settings, cli):
         yield one
-    yield await _finding("disk", lambda: _disk(settings.var))
+    yield await _checkup("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     if settings.store is None:
         health, last_at, known = await asyncio.to_thread(_sqlite, settings.var / FILE)
@@ -129,11 +129,11 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
         health, database = await asyncio.to_thread(_postgresql, settings.store.get_secret_value())
         yield health
         last_at, known = (None, []) if database is None else (database.last_at, database.findings)
-        for finding in _hosts([] if database is None else database.hosts):
-            yield finding
+        for one in _hosts([] if database is None else database.hosts):
+            yield one
     if cli is not None and not check_cli:
         checked = cli
-        yield await _finding("self-check", lambda: _was_checked(checked, settings, known))
+        yield await _checkup("self-check", lambda: _was_checked(checked, settings, known))
     yield await _clock(last_at)
     yield await _strays(settings.var)
     yield await _port(settings)
@@ -180,7 +180,7 @@ def _abilities(cli: Capability) -> Checkup:
 
 
 def _was_checked(cli: Capability, settings: Settings, findings: Sequence[Finding]) -> Checkup:
-    """The finding about the stored self-check of this binary. Its hash is read from a cache, by the file's identity."""
+    """What the stored self-check of this binary found. Its hash is read from a cache, by the file's identity."""
     identity = capability.identity_of(cli.path)
     sha256 = KeptBinaries(settings.var / "cli").identities().get(identity)
     observed = None if sha256 is None else by_subject(findings).get((sha256, cli.version))
@@ -222,7 +222,7 @@ DOES_WITHOUT = "the proxy does without these; another version may do better (--c
 
 
 def _checkups_of(report: Report) -> Iterator[Checkup]:
-    """A finding for each observation of a self-check; the last one is about all of it."""
+    """A checkup for each observation of a self-check; the last one is about all of it."""
     if report.why is not None:
         yield Checkup("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
         return
@@ -248,8 +248,8 @@ def _checkups_of(report: Report) -> Iterator[Checkup]:
 # --- directories and disk
 
 
-async def _finding(check: str, look: Callable[[], Checkup]) -> Checkup:
-    """The finding of `look`, which blocks. An unreadable path is a finding, too."""
+async def _checkup(check: str, look: Callable[[], Checkup]) -> Checkup:
+    """The result of `look`, which blocks. An unreadable path is an error."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
@@ -302,11 +302,8 @@ def _disk(var: Path) -> Checkup:
     place = next(path for path in (var, *var.parents) if path.exists())
     free = shutil.disk_usage(place).free
     level: Level = "error" if free < DISK_ERROR else "warning" if free < DISK_WARNING else "ok"
-    mend = (
-        ""
-        if level == "ok"
-        else f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
-    )
+    advice = f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
+    mend = "" if level == "ok" else advice
     return Checkup("disk", level, f"{free // MB:,} MB free at {place}", mend)
 
 
@@ -324,8 +321,8 @@ def _memory(settings: Settings) -> Checkup:
 
 
 def _sqlite(path: Path) -> tuple[Checkup, float | None, list[Finding]]:
-    """The finding about a store in SQLite, which is only read, also beside a running proxy; the time of its last turn;
-    and its stored self-checks."""
+    """The checkup of a store in SQLite, the time of its last turn, and its stored self-checks. Only reads: a proxy may
+    be running."""
     if not path.exists():
         return Checkup("store", "ok", f"{path} (made at the first turn)"), None, []
     try:
@@ -352,14 +349,15 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest() else f" (migrated from {version} at the next start)"
     says = f"{path}: {count(agents, 'agent')}, {path.stat().st_size // MB} MB, schema {newest()}{old}"
-    ended = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
-    rows = conn.execute(ended) if "findings" in tables else ()
+    # While a self-check runs, its row has an `until`.
+    query = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
+    rows = conn.execute(query) if "findings" in tables else ()
     findings = [Finding(subject, name, json.loads(data), at) for subject, name, data, at in rows]
     return Checkup("store", "ok", says), last_at, findings
 
 
 def _postgresql(url: str) -> tuple[Checkup, DatabaseLook | None]:
-    """The finding about a store in PostgreSQL, which is only read; and what was read there, if it can be used."""
+    """The checkup of a store in PostgreSQL, which is only read; and what was read there, if it can be used."""
     try:
         from ..stores.postgresql.store import look  # noqa: PLC0415 - its driver is an extra
 
@@ -391,7 +389,7 @@ def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
 
 
 def _moved(name: str, place: str | None) -> Checkup:
-    """The finding about a store that was moved to `place`; None: a move into it has begun."""
+    """The checkup of a store that was moved to `place`; None: a move into it has begun."""
     if place is None:
         return Checkup("store", "error", f"a move into {name} has not ended", "run the same `migrate` again")
     return Checkup("store", "error", f"{name} was moved to {place}", "start with that store (`store`, or --var)")

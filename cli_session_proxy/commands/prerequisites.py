@@ -54,7 +54,7 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
         model = settings.default_model
         if not any(known in model for known in MODELS) and (meant := likely_model(model)):
             yield f"default_model is {model!r}{meant}"
-        if (advice := (await logged_in.look(settings, claude.path, env)).advice) is not None:
+        if (advice := (await logged_in.find_login(settings, claude.path, env)).advice) is not None:
             yield advice
 
 
@@ -67,7 +67,7 @@ async def login_of(settings: Settings) -> Login:
             await capability.probe(claude, env)  # by its help: another program is refused
     except ClaudeUnavailable as exc:
         return Login("unknown", exc.message)
-    return await logged_in.look(settings, claude, env)
+    return await logged_in.find_login(settings, claude, env)
 
 
 async def refuse_others(settings: Settings) -> None:
@@ -80,7 +80,7 @@ async def refuse_others(settings: Settings) -> None:
         return
     env = environment.common(settings, environment.config_dir(settings))
     try:
-        kind = "subscription" if settings.logins else await logged_in.kind(capability.find(settings), env)
+        kind = "subscription" if settings.logins else await logged_in.login_kind(capability.find(settings), env)
     except ClaudeUnavailable:  # `report` says so
         return
     if kind == "subscription":
@@ -130,7 +130,7 @@ async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
             say(f"the CLI's login ended with exit code {code}: run this again, or see `doctor`")
             return False
         served = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
-        advice = (await logged_in.look(settings, claude, served)).advice
+        advice = (await logged_in.find_login(settings, claude, served)).advice
         say(advice or "logged in: `serve` needs nothing more")
         return advice is None or words[0] != "auth"
 

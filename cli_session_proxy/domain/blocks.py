@@ -16,45 +16,46 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "text": {"text": str}, "thinking": {"thinking": str}, "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str}, "image": {"source": dict}, "document": {"source": dict},
 }  # fmt: skip
-_OF_SOURCE: Mapping[str, type] = {"type": str, "media_type": str, "data": str}
-_OF_URL: Mapping[str, type] = {"url": str}
-# Fields that it may have.
+_SOURCE: Mapping[str, type] = {"type": str, "media_type": str, "data": str}
+_URL_SOURCE: Mapping[str, type] = {"url": str}
+# Fields that such a block may have.
 _OPTIONAL: Mapping[str, type] = {"signature": str, "title": str}
 
 
 def check(block: JSON) -> JSON:
-    """The block. Raises `ValueError` if readers cannot show it. The blocks in a result are not looked at."""
-    _holds("block", block, {"type": str})
+    """Returns the block. Raises `ValueError` if readers cannot show it. Blocks in a tool's result are not checked."""
+    _require("block", block, {"type": str})
     kind = block["type"]
-    _holds(kind, block, _FIELDS.get(kind, {}))
+    _require(kind, block, _FIELDS.get(kind, {}))
     if kind in _FIELDS:
-        _holds(kind, block, {name: type_ for name, type_ in _OPTIONAL.items() if block.get(name) is not None})
+        _require(kind, block, {name: type_ for name, type_ in _OPTIONAL.items() if block.get(name) is not None})
     if kind in ("image", "document"):
         by_url = kind == "image" and block["source"].get("type") == "url"
-        _holds("source", block["source"], _OF_URL if by_url else _OF_SOURCE)
+        _require("source", block["source"], _URL_SOURCE if by_url else _SOURCE)
     return block
 
 
-def _holds(what: str, value: JSON, types: Mapping[str, type]) -> None:
+def _require(what: str, value: JSON, types: Mapping[str, type]) -> None:
+    """Raises `ValueError` if a field is missing or has another type. `what`: the value's name in the message."""
     wrong = next((name for name, type_ in types.items() if not isinstance(value.get(name), type_)), None)
     if wrong is not None:
         raise ValueError(f"{what}.{wrong} is missing, or no {types[wrong].__name__}")
 
 
 def sound(block: Block) -> Block:
-    """The block or, if readers could not show it, a text that says so. Also for the blocks in a result."""
+    """The block or, if readers could not show it, a text that says so. The same for blocks in a tool's result."""
     if type(block.get("text")) is str and block.get("type") == "text":  # nearly every block
         return block
     try:
         check(block)
     except ValueError as exc:
-        return _instead(str(exc))
+        return _placeholder(str(exc))
     content = block.get("content")
     if block["type"] != "tool_result" or content is None or isinstance(content, str):
         return block
     if not isinstance(content, list):
-        return {**block, "content": [_instead("the content of a result is no text and no list")]}
-    inner = [sound(one) if isinstance(one, dict) else _instead("it is no object") for one in content]
+        return {**block, "content": [_placeholder("the content of a result is no text and no list")]}
+    inner = [sound(one) if isinstance(one, dict) else _placeholder("it is no object") for one in content]
     return block if inner == content else {**block, "content": inner}
 
 
@@ -62,7 +63,7 @@ def all_sound(blocks: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(map(sound, blocks))
 
 
-def _instead(why: str) -> Block:
+def _placeholder(why: str) -> Block:
     return {"type": "text", "text": f"[a block that cannot be shown: {why}]"}
 
 

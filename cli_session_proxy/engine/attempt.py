@@ -79,13 +79,13 @@ class Attempt:
     begun: bool = False  # `Store.begin` was called: the store may have this attempt, and its frame may be sent
     announced: bool = False  # clients were told session and model
     committed: bool = False
-    end_recorded: bool = False  # in `live.attempts`, after `Lost`
+    end_recorded: bool = False  # the backend raised `Lost`, and `record_end` was called
 
     @staticmethod
     def of(live: LiveTurn, lease: Lease, agent: Agent, retrying: RetryState, *, at_head: bool) -> Attempt:
         """The next attempt of the turn."""
         evidence = live.evidence
-        if live.attempts:  # not `left_off`: a client may have fetched that answer since the last attempt
+        if live.attempts:  # `left_off` is set anew: a client may have fetched that answer since the last attempt
             refused = retrying.fault or evidence.output_refused
             evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
         return Attempt(live, lease, agent, retrying, at_head, evidence, fallback=retrying.fallback)
@@ -123,7 +123,7 @@ class Attempt:
             raise UpstreamError(f"the backend reported {count} in one turn: send it again")
 
     def add_output(self, blocks: Sequence[Block]) -> None:
-        """Add these blocks to the answer. Raises `UpstreamError` if it becomes longer than any."""
+        """Add these blocks to the answer. Raises `UpstreamError` if it exceeds `MOST_ANSWER`."""
         size = size_of(blocks, MOST_ANSWER - self.output_size, A_VALUE)
         if size is None:
             raise UpstreamError(

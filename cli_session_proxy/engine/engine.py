@@ -267,7 +267,7 @@ class Engine:
             return
         self.ready = False
         self._recovery.resume = None
-        for live in [live for live in self._live.values() if live.wait is not None]:
+        for live in [live for live in self._live.values() if live.limit_wait is not None]:
             live.cancel("stopping")  # it stays queued: the next proxy waits for the limit
         running = {live.task for live in self._live.values() if live.task is not None}
         if running:
@@ -307,7 +307,7 @@ class Engine:
 
     def waiting_for_limit(self) -> int:
         """Turns that wait for the end of a provider's limit."""
-        return sum(live.wait is not None for live in self._live.values())
+        return sum(live.limit_wait is not None for live in self._live.values())
 
     def running(self) -> int:
         return self._running
@@ -315,7 +315,7 @@ class Engine:
     def _lease_lost(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: cancel the agent's turns here."""
         for live in list(self._live.values()):
-            if live.turn.agent_key == agent_key and (live.lease is not None or live.wait is not None):
+            if live.turn.agent_key == agent_key and (live.lease is not None or live.limit_wait is not None):
                 live.cancel("takeover")
 
     def _cancel_here(self, turn_id: str, by: CancelledBy) -> None:
@@ -391,7 +391,7 @@ class Engine:
                     has_prompt = request.compose is None or request.composed is not None
                     if has_prompt and self._lanes.waiting(agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
-                        wait = next((live.wait for live in lives if live.wait is not None), None)
+                        wait = next((live.limit_wait for live in lives if live.limit_wait is not None), None)
                         turn = replace(turn, limit_wait=wait)
                     turn, state = await self.store.accept(
                         turn,
@@ -573,7 +573,7 @@ class Engine:
                         )
                     break
                 except TurnTimeout:
-                    if live.wait is None:
+                    if live.limit_wait is None:
                         raise
                     deadline += self.settings.turn_timeout
             if turn is None:
@@ -717,8 +717,8 @@ class Engine:
                 raise asyncio.CancelledError
             async with self._lanes.turn(place):
                 while True:
-                    if live.wait is not None:
-                        if (left := live.wait.until - self._instances.now()) > 0:
+                    if live.limit_wait is not None:
+                        if (left := live.limit_wait.until - self._instances.now()) > 0:
                             await asyncio.sleep(min(left, LONGEST_NAP))
                             continue
                         await place.until_first()
@@ -730,9 +730,9 @@ class Engine:
                         # over: its clients may have left, to come back for the answer. Not while the proxy stops, and
                         # not if the store did answer: `status` says that another proxy has ended or taken the turn.
                         store_is_away = self.ready and "status" not in exc.detail
-                        if live.wait is None or not store_is_away:
+                        if live.limit_wait is None or not store_is_away:
                             raise
-                        if self._instances.now() - live.wait.since > self.settings.max_limit_wait:
+                        if self._instances.now() - live.limit_wait.since > self.settings.max_limit_wait:
                             raise
                         log.warning("waits_for_store", turn_id=live.turn.id, error=exc.message)
                         await asyncio.sleep(STORE_AWAY)
@@ -759,7 +759,7 @@ class Engine:
         if live.done:  # the answer is stored and sent; this is an error after that
             log.exception("failed_behind_its_answer", turn_id=live.turn.id, error=error.message)
             return
-        if live.wait is not None and isinstance(error, LeaseLost | Interrupted):
+        if live.limit_wait is not None and isinstance(error, LeaseLost | Interrupted):
             # The stored turn goes on waiting, at another proxy. Store the delivery before clients are told to retry, so
             # that every proxy recognises their retry as this turn.
             with contextlib.suppress(ProxyError, TimeoutError):

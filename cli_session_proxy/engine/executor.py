@@ -251,7 +251,7 @@ class Executor:
             may_wait = not (attempt.tools or live.output_sent or attempt.agent.agent_id.startswith(f"{ONCE}_"))
             wait = None
             if on_limit == "wait" and may_wait:
-                wait = fallbacks.wait_for(failed, live.last_wait, live.now(), self.settings.max_limit_wait)
+                wait = fallbacks.wait_for(failed, live.last_limit_wait, live.now(), self.settings.max_limit_wait)
             if wait is not None:
                 if not attempt.end_recorded:
                     attempt.record_end("failed", code=failed.code, why=failed.message)

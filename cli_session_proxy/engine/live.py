@@ -185,8 +185,8 @@ class LiveTurn:
         self.composed: TurnRequest | None = None  # its prompt as composed at acceptance: the path may change since
         self.recomposed: ComposedTurn | None = None  # as composed when it ran
         self.task: asyncio.Task[None] | None = None
-        self.wait: LimitWait | None = None  # the limit that it waits for, as stored
-        self.last_wait: LimitWait | None = None  # the same, also after the wait
+        self.limit_wait: LimitWait | None = None  # the limit that it waits for, as stored
+        self.last_limit_wait: LimitWait | None = None  # the same, also after the wait
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
         self.begun = False  # its task has begun: a task cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
@@ -236,7 +236,7 @@ class LiveTurn:
 
     def wait_for(self, wait: LimitWait, *, here: bool = True) -> None:
         """The turn waits for a limit, and its clients are told. `here`: in this proxy. Then the clients may leave."""
-        self.wait = self.last_wait = wait
+        self.limit_wait = self.last_limit_wait = wait
         self.runs_unattended = self.runs_unattended or here
         if here:
             self._stop_timer()
@@ -248,13 +248,13 @@ class LiveTurn:
         """Another proxy runs it: follow its stored state."""
         if turn.limit_wait is None:
             self.limit_over()
-        elif turn.limit_wait != self.wait:
+        elif turn.limit_wait != self.limit_wait:
             self.wait_for(turn.limit_wait, here=False)
 
     def limit_over(self) -> None:
         """The turn begins: it no longer waits for a limit."""
-        if self.wait is not None:
-            self.wait = None
+        if self.limit_wait is not None:
+            self.limit_wait = None
             self._end_or_wait_event.clear()
 
     def finish(self, turn: Turn) -> None:
@@ -340,11 +340,13 @@ class LiveTurn:
             self._timer = None
 
     def reached(self, step: str) -> None:
-        """Record the time of a step: queued, session_ready, first_block, result, committed (the commit begins).
+        """Record the time of a step: queued, session_ready, first_block, result, committed.
 
-        A retry overwrites all but `queued`.
+        The commit stores these times, so `committed` is when it begins. A retry overwrites all but `queued`.
         """
-        if step not in self._steps or step != "queued":
+        if step == "queued":
+            self._steps.setdefault(step, self.now())
+        else:
             self._steps[step] = self.now()
         self.now_doing(_AFTER[step])
 
@@ -415,11 +417,12 @@ class LiveTurn:
             await wait(waiter)
 
 
-def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
-    """These attempts with the end of the last one; one entry is made if none had begun."""
+def with_end(attempts: Sequence[JSON], end: JSON) -> list[JSON]:
+    """These attempts with `end` added to the last one. If that one has ended, the present attempt never began: it
+    gets an entry of its own."""
     if attempts and "status" not in attempts[-1]:
-        return [*attempts[:-1], attempts[-1] | how]
-    return [*attempts, how]
+        return [*attempts[:-1], attempts[-1] | end]
+    return [*attempts, end]
 
 
 class Answer:
@@ -437,7 +440,7 @@ class Answer:
         self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         self._open = True
         self.replayed = replayed
-        self.via = VIA.get()
+        self.via = VIA.get()  # the proxy that forwarded this client's request, if any
 
     def for_another_client(self) -> Answer:
         """Another view of the same turn, which counts as one more client."""
@@ -462,9 +465,9 @@ class Answer:
         return self._live._follow(self._wait)
 
     @property
-    def wait(self) -> LimitWait | None:
+    def limit_wait(self) -> LimitWait | None:
         """The limit that the turn waits for, if any."""
-        return self._live.wait
+        return self._live.limit_wait
 
     async def turn(self, *, patience: float | None = None) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled.
@@ -475,13 +478,13 @@ class Answer:
         live = self._live
         if patience is not None:
             await self._wait(live._end_or_wait_event.wait())
-            if live.wait is not None and (left := live.wait.until - live.now()) > patience:
-                at = datetime.fromtimestamp(live.wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+            if live.limit_wait is not None and (left := live.limit_wait.until - live.now()) > patience:
+                at = datetime.fromtimestamp(live.limit_wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
                 raise RateLimited(
-                    f"{live.wait.why} (this request is kept, and is sent at {at}: send the same again then to get its "
-                    "answer)",
+                    f"{live.limit_wait.why} (this request is kept, and is sent at {at}: send the same again then to "
+                    "get its answer)",
                     retry_after=max(1.0, left),
-                    detail={"waits_until": live.wait.until},
+                    detail={"waits_until": live.limit_wait.until},
                     retry=False,
                 )
         await self._wait(live._end_event.wait())
@@ -615,7 +618,8 @@ class Deliveries:
         self._instances = instances
         self._tasks = tasks
         self._grace = grace
-        self._elsewhere: set[str] = set()  # turns that another proxy runs
+        # Turns that another proxy runs. While clients here wait for one, this proxy follows it (`Store.follow`).
+        self._elsewhere: set[str] = set()
         self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: its last write of a delivery, until done
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
 
@@ -656,8 +660,8 @@ class Deliveries:
         elsewhere = turn_id in self._elsewhere
         try:
             if arrived or (how == "left" and not elsewhere):
-                # The next turn treats "pending" like "delivered", so that may be stored a little later. It would leave
-                # an undelivered answer off the path.
+                # "delivered" may be stored a little later: the next turn treats "pending" alike. But it leaves an
+                # "undelivered" answer off the path, so that is stored at once.
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else live.delivery_if_left
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
@@ -673,6 +677,7 @@ class Deliveries:
             self._elsewhere.discard(turn_id)
 
     async def _store_return(self, turn_id: str) -> None:
+        """A client came back: its answer is awaited again."""
         try:
             if turn_id in self._elsewhere:
                 await self._store.follow(turn_id, self._instances.id)
@@ -684,7 +689,7 @@ class Deliveries:
     def _write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Store the turn's delivery, after its earlier writes."""
         earlier_write = self._writes.get(turn_id)
-        self.arrived.discard(turn_id)
+        self.arrived.discard(turn_id)  # this write may say otherwise
 
         async def in_order() -> None:
             try:

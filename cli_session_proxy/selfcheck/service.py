@@ -165,7 +165,7 @@ class SelfChecks:
         essential: Sequence[Name] = ESSENTIAL
         if not cli.does("login"):  # a CLI that is billed by use needs no login
             env = environment.common(self._settings, environment.config_dir(self._settings))
-            if await logged_in.kind(cli.path, env) != "by use":
+            if await logged_in.login_kind(cli.path, env) != "by use":
                 essential = (*ESSENTIAL, "login")
         failed = [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
         if not failed:

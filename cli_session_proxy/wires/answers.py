@@ -58,30 +58,30 @@ class Client:
         self._leaves = leaves
         self._one_at_a_time = asyncio.Lock()
         self._gone = False
-        self._cut = False  # the watcher has cancelled the work
+        self._has_cancelled_work = False  # the watcher did, when the client left
         self.finished = False
         self.started = False
         self.last_sent = asyncio.get_running_loop().time()
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` for as long as the client stays. Raises `ClientGoneError` when it leaves first."""
-        here = asyncio.current_task()
-        assert here is not None
-        before = here.cancelling()
+        task = asyncio.current_task()
+        assert task is not None
+        earlier_cancellations = task.cancelling()
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             if not self.finished:  # the server also sends "disconnect" after a complete answer
-                self._gone = self._cut = True
+                self._gone = self._has_cancelled_work = True
                 self._leaves()
-                here.cancel()
+                task.cancel()
 
         watching = asyncio.create_task(watch())
         try:
             await work
         except asyncio.CancelledError:
-            if self._cut and here.uncancel() <= before:  # cancelled only by the watcher
+            if self._has_cancelled_work and task.uncancel() <= earlier_cancellations:  # cancelled only by the watcher
                 raise ClientGoneError from None
             raise
         finally:
@@ -251,7 +251,7 @@ class StreamAnswer(TurnResponse):
 
     async def _announce_wait(self, client: Client) -> None:
         """Tell the client at once until when the turn waits for a limit."""
-        wait = self._answer.wait
+        wait = self._answer.limit_wait
         if wait is None:  # it no longer waits
             return
         self._head_fields["Retry-After"] = str(max(1, math.ceil(wait.until - time.time())))

@@ -59,7 +59,7 @@ def waiting(tmp_path: Path) -> Settings:
 async def put_off(engine: Engine, *said: str, **more: Any) -> Answer:
     """A request that waits for the limit by now."""
     answer = await engine.submit(request(*said, **more))
-    await until(lambda: answer.wait is not None)
+    await until(lambda: answer.limit_wait is not None)
     return answer
 
 
@@ -150,7 +150,7 @@ async def test_turns_behind_it_wait_too_in_their_order(waiting: Settings, clock:
         await model.reached.wait()
         second = await engine.submit(request("two"))
         model.open.set()
-        await until(lambda: second.wait is not None)
+        await until(lambda: second.limit_wait is not None)
         third = await engine.submit(request("three"))
         assert [one.limit_wait is not None for one in await turns(engine)] == [True] * 3
         for answer in (second, third):
@@ -262,7 +262,7 @@ async def test_it_survives_a_restart_and_goes_out_once(waiting: Settings, clock:
         await until(lambda: len(engine.progress()) == 2)
         assert [turn.status for turn in await turns(engine)] == ["queued"] * 2
         third = await engine.submit(request("three"))
-        assert third.wait is not None
+        assert third.limit_wait is not None
         clock.ahead = HOUR + 60
         assert text(await third.turn()) == "You said: three (3)"
         third.acknowledge()
@@ -277,7 +277,7 @@ async def test_the_same_request_after_a_restart_is_that_turn(waiting: Settings, 
         first = await put_off(engine, "one")
     async with core(waiting) as (engine, after):
         again = await engine.submit(request("one"))
-        assert (again.turn_id, again.wait is not None) == (first.turn_id, True)
+        assert (again.turn_id, again.limit_wait is not None) == (first.turn_id, True)
         clock.ahead = HOUR + 60
         assert text(await again.turn()) == "You said: one (1)"
         again.acknowledge()
@@ -296,7 +296,7 @@ async def test_a_turn_that_is_stopped_while_it_runs_after_its_wait_ends_as_any_o
         model.reached.clear()
         clock.ahead = HOUR + 60
         await model.reached.wait()
-        await until(lambda: answer.wait is None)
+        await until(lambda: answer.limit_wait is None)
         await engine.stop()
         with pytest.raises(Interrupted):
             await answer.turn()

@@ -38,7 +38,7 @@ async def test_kill_9_while_it_waits_and_the_next_proxy_sends_it_once(
     monkeypatch.setattr("cli_session_proxy.engine.engine.LONGEST_NAP", 0.01)
     async with running(settings) as engine:
         again = await engine.submit(request("two"))
-        await until(lambda: again.wait is not None)
+        await until(lambda: again.limit_wait is not None)
         assert len([seen for seen in upstream.requests if seen.prompt == "two"]) == 1
         ahead[0] = 4000.0
         assert text(await again.turn()) == "You said: two (2)"
@@ -75,9 +75,9 @@ async def test_a_subscription_tells_its_windows_and_its_limit_is_waited_for(
         spent = windows("rejected", "five_hour", five_hour=(1.0, resets[0]), seven_day=(0.35, resets[1]))
         upstream.next(*[Fail(429, {"retry-after": "3600", **spent}, message="limit")] * 3)
         answer = await engine.submit(request("two"))
-        await until(lambda: answer.wait is not None)
-        assert answer.wait is not None
-        assert abs(answer.wait.until - resets[0]) < 30
+        await until(lambda: answer.limit_wait is not None)
+        assert answer.limit_wait is not None
+        assert abs(answer.limit_wait.until - resets[0]) < 30
         limits = engine.plan.now()
         assert limits is not None
         assert (limits.status, limits.limits) == ("rejected", "five_hour")

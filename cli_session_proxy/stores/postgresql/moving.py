@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, inspect
 from sqlalchemy.exc import DBAPIError
 
-from ..sql.moving import MOVING, Side
+from ..sql.moving import MOVING, Side, changes
 from ..sql.tables import metadata
 from .database import MOVED, ROLLED_BACK, code_of
 from .store import PostgresqlStore
@@ -47,11 +47,11 @@ class PostgresqlSide(Side):
 
     def watch(self, conn: Connection, table: Table) -> None:
         def note(row: str) -> str:
-            """The statement that notes this row in `changes`, or counts another write of it."""
+            """The statement that notes this row in the table `changes`, or counts another write of it."""
             key = ", ".join(f"{row}.{column.name}" for column in table.primary_key)
             values = f"'{table.name}', json_build_array({key})::text, 1"
-            or_count = f"ON CONFLICT (name, key) DO UPDATE SET n = {MOVING}.n + 1"
-            return f"INSERT INTO {MOVING} VALUES ({values}) {or_count};"  # noqa: S608 - names of our own tables
+            or_count = f"ON CONFLICT (name, key) DO UPDATE SET n = {changes.name}.n + 1"
+            return f"INSERT INTO {changes.name} VALUES ({values}) {or_count};"  # noqa: S608 - names of our own tables
 
         conn.exec_driver_sql(f"""
             CREATE FUNCTION {MOVING}_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -68,7 +68,7 @@ class PostgresqlSide(Side):
         conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {MOVING}_{table.name}()")
 
     def refuse(self, conn: Connection, table: Table, place: str) -> None:
-        quoted = place.replace("'", "''").replace("%", "%%")
+        quoted = place.replace("'", "''").replace("%", "%%")  # the driver takes a single % for a parameter
         conn.exec_driver_sql(f"""
             CREATE FUNCTION moved_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 RAISE EXCEPTION USING ERRCODE = '{MOVED}', MESSAGE = '{quoted}';

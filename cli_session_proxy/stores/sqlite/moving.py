@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Table
 
-from ..sql.moving import MOVING, Side
+from ..sql.moving import MOVING, Side, changes
 from .file import MOVED
 from .store import SqliteStore
 
@@ -36,7 +36,7 @@ class SqliteSide(Side):
             keys = [", ".join(f"{row}.{column.name}" for column in own) for row in rows]
             once_more = "ON CONFLICT (name, key) DO UPDATE SET n = n + 1"
             inserts = "".join(
-                f"INSERT INTO {MOVING} VALUES ('{table.name}', json_array({key}), 1) {once_more}; "  # noqa: S608 - as below
+                f"INSERT INTO {changes.name} VALUES ('{table.name}', json_array({key}), 1) {once_more}; "  # noqa: S608 - as below
                 for key in keys
             )
             # names of our own tables

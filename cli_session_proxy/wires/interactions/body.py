@@ -1,6 +1,6 @@
 """Google's Interactions: read a body, write an interaction. Pure, no I/O.
 
-    POST /{v1|v1beta}/interactions ─ read() ─▶ KeptCall ─▶ the engine ─▶ interaction() or EventWriter
+    POST /{v1|v1beta}/interactions ─ read() ─▶ KeptCall ─▶ the engine ─▶ interaction() or InteractionsWriter
 
 An interaction is a turn, with the turn's id: `turn_abc` is `interaction_abc`. Data that the chain does not have
 (`store`, `background`, whether to show thinking) is in the turn's `call`.

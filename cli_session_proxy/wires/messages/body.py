@@ -1,6 +1,6 @@
 """Anthropic's Messages API: read a body, write a message. Pure, no I/O.
 
-    POST /v1/messages               ─ read() ─▶ WireCall ─▶ the engine ─▶ message() or EventWriter
+    POST /v1/messages               ─ read() ─▶ WireCall ─▶ the engine ─▶ message() or MessagesWriter
     POST /v1/messages/count_tokens  ─ count()
 
 Message threads (beta `message-threads-2026-08-12`) are not supported: a chain is found by its history. A request that

@@ -1,6 +1,6 @@
 """OpenAI Responses: read a body, write a Response. Pure, no I/O.
 
-    POST /v1/responses ─ read() ─▶ ResponsesCall ─ dialogues ─▶ the engine ─▶ response() or EventWriter
+    POST /v1/responses ─ read() ─▶ ResponsesCall ─ dialogues ─▶ the engine ─▶ response() or ResponsesWriter
 
 A response is a turn, with the turn's id: `turn_abc` is `resp_abc`. Data that the chain does not have (metadata,
 `store`, echoed parameters) is in the turn's `call`.
@@ -41,6 +41,7 @@ IGNORED = (
     "max_tool_calls", "truncation", "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier",
 )  # fmt: skip
+# By our name of a parameter, the field that has it.
 PARAMETERS: Names = {
     "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "thinking": "reasoning.effort",
     "tool_choice": "tool_choice",
@@ -62,7 +63,7 @@ DEFAULTS: JSON = {
     "prompt_cache_key": None, "safety_identifier": None, "user": None, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "instructions": None, "metadata": {},
 }  # fmt: skip
-# Fields that are used, and fields with ids or labels only.
+# The body's fields that the Response repeats as they were sent; those for the model only if it used them.
 _SAMPLED = ("temperature", "top_p", "max_output_tokens")
 _ECHOED = (
     *_SAMPLED, "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "instructions", "metadata",
@@ -118,7 +119,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         )
     given = body.get("input")
     parsed = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
-    offered = responses_tools.read(body, responses_items.brought(given))
+    offered = responses_tools.read(body, responses_items.tools_in(given))
     text = Fields(optional(body, "text", dict) or {})
     reasoning = Fields(optional(body, "reasoning", dict) or {})
     text_format: JSON = optional(text, "format", dict, "text") or {"type": "text"}

@@ -40,7 +40,8 @@ class Input:
 
 
 def read(given: object, where: str = "input", *, references: bool = False) -> Input:
-    """Parse a string or a list of items. Reasoning items are dropped. Raises `InvalidRequest`.
+    """Parse a string or a list of items. Reasoning, and calls of tools that OpenAI runs, are dropped. Raises
+    `InvalidRequest`.
 
     With `references`, an item may be given by its id. This becomes a message with a single reference block
     (`reference_of`), which is later replaced by the item.
@@ -56,7 +57,7 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
     messages: list[Message] = []
     for here, item in objects(given, where):
         kind = optional(item, "type", str, here) or "message"
-        if kind in _SILENT or kind.removesuffix("_call") in _HOSTED:
+        if kind in _IGNORED or kind.removesuffix("_call") in _RUN_BY_OPENAI:
             continue
         if kind == "item_reference" and references:
             item_id = required(item, "id", str, here)
@@ -77,8 +78,8 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
     return Input(tuple(text for text in system if text.strip()), tuple(messages))
 
 
-def brought(given: object) -> list[object]:
-    """The tools in items of this input (`additional_tools`)."""
+def tools_in(given: object) -> list[object]:
+    """The tools that this input defines, in items of type `additional_tools`."""
     items = given if isinstance(given, list) else []
     lists = [item.get("tools") for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
     return [tool for tools in lists if isinstance(tools, list) for tool in tools]
@@ -139,9 +140,9 @@ _PREFIXES = {
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
     **{f"{name}_call": prefix for name, prefix in published.PREFIXES.items()},
 }  # fmt: skip
-# Ignored items: encrypted reasoning, tools (read by `brought`), and tools that OpenAI ran.
-_SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})
-_HOSTED = frozenset({"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search"})
+# Ignored items: encrypted reasoning, tools (read by `tools_in`), and tools that OpenAI ran.
+_IGNORED = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})
+_RUN_BY_OPENAI = frozenset({"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search"})
 
 
 def _image(part: Mapping[str, Any], where: str) -> Block:

@@ -1,6 +1,6 @@
 """Responses over a WebSocket: each message of the client is a request, and each event of its answer is a message.
 
-    {"type": "response.create", …the body of POST /v1/responses} ─ read() ─▶ dialogues ─▶ the engine ─▶ EventWriter
+    {"type": "response.create", …the body of POST /v1/responses} ─ read() ─▶ dialogues ─▶ the engine ─▶ ResponsesWriter
 
 Requests of one connection are answered one after the other. A connection keeps two things: the ids of its responses
 with `store: false`, which it may continue; and the body of a request with `generate: false`. That one is deferred: the

@@ -46,7 +46,7 @@ class Pieces:
             self._held = ""
 
 
-class _Part:
+class _StreamedItem:
     """One streamed item of the output: a message or a reasoning item."""
 
     def __init__(self, kind: str, key: str, index: int) -> None:
@@ -122,8 +122,8 @@ class ResponsesWriter(ReplayedStream):
         self._bytes_at_end = end
         self._after = starting_after
         self._number = 0  # of the next event
-        self._parts: dict[int, _Part] = {}  # by the block's index: its item, once it has a text
-        self._items = 0  # how many items of the output were begun
+        self._open_items: dict[int, _StreamedItem] = {}  # by the block's index, once it has a text
+        self._items_begun = 0
 
     def _failed(self, turn: Turn) -> list[bytes]:
         return [*self._send([{"type": "response.failed", "response": responses.response(turn)}]), *self._bytes_at_end]
@@ -141,31 +141,31 @@ class ResponsesWriter(ReplayedStream):
         if not text:
             return []
         out: list[bytes] = []
-        part = self._parts.get(index)
-        if part is None:
-            part = self._parts[index] = _Part(self._kinds[index], hex_of(self._turn.id), self._items)
-            self._items += 1
-            out += self._send(part.added())
-        return out + self._send(part.deltas(part.pieces.feed(text)))
+        item = self._open_items.get(index)
+        if item is None:
+            item = self._open_items[index] = _StreamedItem(self._kinds[index], hex_of(self._turn.id), self._items_begun)
+            self._items_begun += 1
+            out += self._send(item.added())
+        return out + self._send(item.deltas(item.pieces.feed(text)))
 
     def _stop_block(self, index: int) -> list[bytes]:
         self._kinds.pop(index, None)
-        part = self._parts.pop(index, None)
-        return [] if part is None else self._send(part.done())
+        item = self._open_items.pop(index, None)
+        return [] if item is None else self._send(item.done())
 
     def _end(self, turn: Turn) -> list[bytes]:
         out = self._begin_once()
-        for index in list(self._parts):
+        for index in list(self._open_items):
             out += self._stop_block(index)
         # Committed blocks that were not streamed: of a replayed turn, or calls of the client's tools.
         for n, block in enumerate(shown(turn.output, calls=turn.status == "requires_action")):
-            if n < self._items:
+            if n < self._items_begun:
                 continue
             if block["type"] != "tool_use":
                 index = -1  # none of the streamed blocks
                 out += [*self._start_block(index, block), *self._stop_block(index)]
                 continue
-            self._items += 1
+            self._items_begun += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))
         status = responses.status_of(turn)
         name = f"response.{status if status in ('completed', 'incomplete') else 'failed'}"

@@ -42,8 +42,9 @@ UNKNOWN = (
 )
 
 
-async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
-    """Starts the CLI only if the names in its environment are not enough."""
+async def find_login(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
+    """The CLI's login, with advice if turns may fail without one. Starts the CLI only if the names in its environment
+    do not tell."""
     if environment.has_login(env):
         return Login("by use" if billed_by_use(env) else "subscription", None)
     command = environment.login_command(settings)
@@ -56,13 +57,14 @@ async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Logi
 
 
 def billed_by_use(env: Mapping[str, str]) -> bool:
-    """Whether it is, by the names in the CLI's environment: in print mode these win over any login (2.1.330)."""
+    """Whether the CLI's environment names an API key or a cloud. In print mode the CLI uses these, even if it is logged
+    in with a subscription (2.1.330)."""
     clouds = [name for name in env if name.startswith(environment.CLOUDS)]
     return any(env.get(name) for name in (*BY_USE, *clouds))
 
 
-async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
-    """The kind of the CLI's login: by the variables in its environment, else as the CLI reports it."""
+async def login_kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
+    """The kind of login that the CLI uses: an API key or a cloud of its environment, else as the CLI reports it."""
     if billed_by_use(env):
         return "by use"
     status = await _status(claude, env) or {}
@@ -85,7 +87,7 @@ async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None
 async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
     """Whether the CLI has the command `auth`: by its version, else by its help. A CLI without it would take the word
     for a prompt."""
-    with contextlib.suppress(ClaudeUnavailable):  # it does not tell its version: its help decides
+    with contextlib.suppress(ClaudeUnavailable):  # raised if the version cannot be read: then its help decides
         known = await capability.version(claude, env)
         if known is not None and known[1] >= WITH_AUTH:
             return True
