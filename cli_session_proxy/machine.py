@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -50,7 +49,7 @@ def _system() -> System:
         return "macos"
     try:
         return "linux" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # AttributeError: Windows, see `check_system`
         return "musl"
 
 
@@ -98,6 +97,8 @@ def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def tasks(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """The most processes and threads: of this user, or the lowest limit of our control groups. None: no limit."""
+    import resource  # noqa: PLC0415 - Windows has none, and must get as far as `check_system`
+
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [_numbers(group / "pids.max") for group in _groups("pids", proc, cgroups)]
     limits += [[allowed]] if allowed != resource.RLIM_INFINITY else []

@@ -101,6 +101,7 @@ class Sandboxes:
         for directory in (path, tmpdir):
             make_private(directory.parent)
             _make(directory)
+            restore_access(directory)
         for name, target in self._links.items():
             _link(path, name, target)
         self._prepared[agent_dir] = path, tmpdir
@@ -328,7 +329,6 @@ def _make(path: Path) -> None:
                 raise SandboxError(
                     f"{path} is a symbolic link or a file where a directory belongs: left alone, move it away"
                 ) from None
-            restore_access(path)
 
 
 class NotAFolder(SandboxError):

@@ -16,7 +16,7 @@ import asyncio, os, pathlib, sys
 import httpx, pydantic_settings, rich.console, structlog, typer.main
 for missing in ("fcntl", "uvloop", "termios", "pty", "resource", "pwd", "grp"):
     sys.modules[missing] = None
-for missing in ("register_at_fork", "getuid", "fork", "killpg", "sched_getaffinity"):
+for missing in ("register_at_fork", "getuid", "fork", "killpg", "sched_getaffinity", "confstr"):
     delattr(os, missing)
 sys.platform = "win32"
 """

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cli_session_proxy import sandbox
 from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.errors import InvalidRequest, SandboxError
-from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
+from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, make_private, remove_any
 from cli_session_proxy.settings import SandboxSettings, Settings
 
 from .files import bound_by_modes
@@ -486,3 +486,14 @@ def test_a_folder_that_an_agent_closed_is_used_and_removed(tmp_path: Path, mode:
         assert not [*project.iterdir()]
         boxes.remove("a")
     assert not boxes.has("a")
+
+
+def test_a_folder_that_its_user_closed_stays_closed(tmp_path: Path) -> None:
+    """Only an agent's own folders are opened again, not `var` or the folder of all agents."""
+    boxes = sandboxes(tmp_path / "var")
+    boxes.prepare("a")
+    for folder in (tmp_path / "var", boxes.prefix):
+        folder.chmod(0o500)
+        make_private(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o500
+        folder.chmod(0o700)

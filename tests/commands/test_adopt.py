@@ -334,18 +334,19 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
 async def test_what_this_user_may_not_read_beside_a_session_is_named(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was left out in silence."""
+    """It was left out in silence. A program of the session can choose the name: it is printed without control
+    characters."""
     source = write(tmp_path / f"{SESSION}.jsonl", TALK)
-    for name in ("closed/x.txt", "open/y.txt"):
+    for name in ("closed\x1b[2J/x.txt", "open/y.txt"):
         place = source.with_suffix("") / name
         place.parent.mkdir(parents=True)
         place.write_text(name)
-    monkeypatch.setattr(os, "open", refusing("closed"))  # the test may be root's, to whom nothing is closed
+    monkeypatch.setattr(os, "open", refusing("closed\x1b[2J"))  # the test may be root's, to whom nothing is closed
     some = await adopted(settings, source)
     monkeypatch.setattr(os, "open", refusing(source.with_suffix("")))
     none = await adopted(settings, source, "b")
     assert (some.files, none.files) == (1, 0)
-    for done, left_out in ((some, f"{SESSION}/closed"), (none, SESSION)):
+    for done, left_out in ((some, f"{SESSION}/closed\ufffd[2J"), (none, SESSION)):
         assert f"note: this user may not read {left_out} beside the transcript: left out" in moving.print_adopted(done)
 
 

@@ -24,7 +24,7 @@ from ....domain import lineage
 from ....domain.evidence import Evidence, ExternalOrigin, Note, NoteCode
 from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Block, Link, Placed, Record, Session, Turn
-from ....errors import InvalidRequest, NotFound
+from ....errors import InvalidRequest, NotFound, printable
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, NewChain, Store, WholeTurn
@@ -266,7 +266,7 @@ class _Adoption:
         if self.cut:
             yield f"the last exchange was still open: its {self.cut} records were left out"
         if self.closed:
-            named = f"{', '.join(self.closed[:3])}{' and others' if len(self.closed) > 3 else ''}"
+            named = f"{', '.join(map(printable, self.closed[:3]))}{' and others' if len(self.closed) > 3 else ''}"
             yield f"this user may not read {named} beside the transcript: left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"

@@ -195,7 +195,8 @@ class Sessions:
         try:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
-                await asyncio.to_thread(restore_access, project)
+                for own in (private, project):
+                    await asyncio.to_thread(restore_access, own)
                 await asyncio.to_thread(self._logins.exchange, private, give=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
