@@ -317,24 +317,27 @@ class Relay:
         headers = [(name.lower(), value) for name, value in response.headers.raw]
         kept_back = _NOT_PASSED_BACK | _named_by_connection(headers)
         head = [pair for pair in headers if pair[0] not in kept_back]
-        send = hop.incoming.send
         if response.status_code == 200:
             hop.turn_id = response.headers.get("x-turn-id")
-        await send({"type": "http.response.start", "status": response.status_code, "headers": head})
+
+        async def give(message: Message) -> None:
+            hop.giving = True
+            await hop.incoming.send(message)
+            hop.giving, hop.last_heard = False, clock()
+
+        await give({"type": "http.response.start", "status": response.status_code, "headers": head})
         async for chunk in response.aiter_raw():
             hop.last_heard = clock()
             if hop.incoming.has_left():
                 hop.delivered = False
                 return
-            hop.giving = True
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            hop.giving, hop.last_heard = False, clock()
+            await give({"type": "http.response.body", "body": chunk, "more_body": True})
             received = at_once(hop.incoming.receive)
             if received is not None and received["type"] == "http.disconnect":  # it left while `send` waited
                 hop.delivered = False
                 return
         hop.delivered = True
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await give({"type": "http.response.body", "body": b"", "more_body": False})  # it waits for room, too
 
     async def _until_silent(self, hop: Hop) -> None:
         """Wait until the other proxy has sent nothing for `lease` seconds, and does not answer a probe or says twice

@@ -872,6 +872,42 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
         assert [path[-1] for path in one.asked] == ["one", "two"]
 
 
+async def test_a_client_that_reads_the_end_of_an_answer_slowly_gets_it(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other host has sent everything, and does not answer the request any more: that looked like a lost line."""
+    ask, forward, told = relay.Relay._has_ended, relay.Relay._forward, 0
+    has_read = asyncio.Event()
+
+    async def asked(self: relay.Relay, hop: relay.Hop, within: float) -> bool:
+        nonlocal told
+        ended = await ask(self, hop, within)
+        told += ended
+        if told == 3:
+            has_read.set()
+        return ended
+
+    async def to_a_slow_client(self: relay.Relay, incoming: Incoming, *given: Any) -> bool:
+        send = incoming.send
+
+        async def when_there_is_room(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                await has_read.wait()
+            await send(message)
+
+        incoming.send = when_there_is_room
+        return await forward(self, incoming, *given)
+
+    async with cluster(postgres_url, tmp_path, lease=1.0) as (one, two):
+        await one.chat("one")
+        monkeypatch.setattr(relay.Relay, "_has_ended", asked)
+        monkeypatch.setattr(relay.Relay, "_forward", to_a_slow_client)
+        body = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "two"}]}
+        answer = await two.http.post("/agents/a/v1/chat/completions", json=body)
+        assert "two (2)" in answer.text
+        assert told == 3
+
+
 async def test_the_same_request_meets_its_running_turn_at_every_host(postgres_url: str, tmp_path: Path) -> None:
     async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
         one.model.open.clear()
