@@ -181,6 +181,20 @@ async def test_files_that_the_environment_names_are_not_written_from_inside(
     assert shells.upstream.requests == []
 
 
+async def test_a_file_that_the_environment_names_from_the_working_directory_is_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name has no folder: it was taken for a library that is searched elsewhere."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("SSL_CERT_FILE", "file")
+    settings = shells.settings.model_copy(update={"config": tmp_path / "config.toml"})
+    async with running(with_profile(settings, add_dirs=(project,))) as engine:
+        with pytest.raises(SandboxError, match=r"add_dirs.* SSL_CERT_FILE"):
+            await shells.run(engine, "confined", "true")
+
+
 async def test_no_program_outside_loads_a_library_from_an_agents_directory(shells: Shells) -> None:
     """An empty entry of LD_LIBRARY_PATH is the directory in which a program is started."""
     env = shells.settings.claude_env | {"LD_LIBRARY_PATH": ":/usr/local/lib"}

@@ -344,7 +344,10 @@ class _Boundary:
         for name, separator in lists.items():
             named = (os.environ.get(name, ""), self._env.get(name, ""))
             entries = [at for names in named if names for at in re.split(separator, names)]
-            paths = (os.path.abspath(at) for at in entries if os.sep in at or name.endswith("PATH"))
+            if name in ("LD_PRELOAD", "LD_AUDIT"):  # libraries without a folder are searched in LD_LIBRARY_PATH
+                entries = [at for at in entries if os.sep in at]
+            # Elsewhere than in the first two an empty entry means nothing. In these it is the working directory.
+            paths = (os.path.abspath(at) for at in entries if at or name.endswith("PATH"))
             found |= dict.fromkeys(map(Path, paths), f"a path in {name}")
         python = sysconfig.get_paths()
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
