@@ -58,12 +58,12 @@ class Attempt:
     lease: Lease
     agent: Agent
     retrying: RetryState
-    at_head: bool
+    at_head: bool  # the turn continues the agent's head
     evidence: Evidence
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns left off the path: their answers never arrived
     takes: tuple[tuple[str, str], ...] | None = None  # items of a composed prompt, see `Store.begin`
-    kept_system: str | None = None
+    kept_system: str | None = None  # the parent's system prompt, if the request has none
     cutter: StopCutter | None = None  # if the request has stop sequences, or a token limit that the backend lacks
     fallback: Fallback | None = None  # decided before this attempt
     job: Job | None = None

@@ -49,13 +49,13 @@ class ClientGoneError(Exception):
 class Client:
     """The client of a request: sends in order, and knows whether it is still connected."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, leaves: Callable[[], None]) -> None:
-        """`leaves` is called as soon as the client has left, before anything else: its next request may already be
+    def __init__(self, scope: Scope, receive: Receive, send: Send, on_leave: Callable[[], None]) -> None:
+        """`on_leave` is called as soon as the client has left, before anything else: its next request may already be
         here."""
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._leaves = leaves
+        self._on_leave = on_leave
         self._one_at_a_time = asyncio.Lock()
         self._gone = False
         self._has_cancelled_work = False  # the watcher did, when the client left
@@ -74,7 +74,7 @@ class Client:
                 pass
             if not self.finished:  # the server also sends "disconnect" after a complete answer
                 self._gone = self._has_cancelled_work = True
-                self._leaves()
+                self._on_leave()
                 task.cancel()
 
         watching = asyncio.create_task(watch())
@@ -100,7 +100,7 @@ class Client:
             # count a dropped last piece as delivered.
             if self._gone or (last and has_left(self._scope, self._receive)):
                 self._gone = True
-                self._leaves()
+                self._on_leave()
                 raise ClientGoneError
             if not self.started:
                 # Head and body in one loop iteration, so that they are sent together.
@@ -109,7 +109,7 @@ class Client:
             try:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             except OSError as exc:  # a disconnect, with ASGI servers other than uvicorn (spec 2.4)
-                self._leaves()
+                self._on_leave()
                 raise ClientGoneError from exc
             if self._gone:
                 raise ClientGoneError

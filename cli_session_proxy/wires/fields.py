@@ -23,7 +23,7 @@ T = TypeVar("T")
 # An object of a body.
 Part = Mapping[str, Any]
 
-# A wire's own names of a turn's parameters (with their place in the body), for reading and for X-Ignored-Params.
+# By our name of a parameter, the field of a wire's body that has it: for reading, and for X-Ignored-Params.
 Names = Mapping[ParameterName, str]
 
 # Prefixes of a model's name from LiteLLM's routing to an OpenAI-compatible endpoint or to us.

@@ -71,7 +71,7 @@ _ECHOED = (
 _LOGPROBS = "message.output_text.logprobs"
 
 METADATA_PAIRS = 16
-# The values that the answer reports; others have no effect.
+# The `text.verbosity` that every Response reports: others have no effect.
 VERBOSITY = "medium"
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "completed",

@@ -189,8 +189,8 @@ async def adopt_session(
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
     target = projects.path(sandboxes.path(directory), session_id)
-    copied, closed = await asyncio.to_thread(files.copy_beside, path, target)
-    adoption = _Adoption(foreign, session_id, copied, closed, ImportFitting(replacement), progress)
+    copied, unreadable = await asyncio.to_thread(files.copy_beside, path, target)
+    adoption = _Adoption(foreign, session_id, copied, unreadable, ImportFitting(replacement), progress)
     created = foreign.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: adoption.head)
     try:
@@ -230,14 +230,14 @@ class _Adoption:
     foreign: ForeignTranscript
     session_id: str
     files: int
-    closed: Sequence[str]  # beside the transcript, and not readable
+    unreadable: Sequence[str]  # names of files beside the transcript
     fitting: ImportFitting
     progress: Progress
     head: str | None = None
     turns: int = 0
     records: int = 0
     compactions: int = 0
-    cut: int = 0
+    records_left_out: int = 0  # of an exchange that has not ended
 
     def parts(self) -> Iterator[ChainPart]:
         adopter = Adopter(0, self.foreign.session_id, f"adopted from {self.foreign.path}")
@@ -246,7 +246,7 @@ class _Adoption:
         while (exchange := following) is not None:
             following = next(reading, None)
             if following is None and not exchange.complete:
-                self.cut = len(exchange.entries)
+                self.records_left_out = len(exchange.entries)
                 break
             whole = adopter.adopt(exchange)
             self.head = whole.turn.id
@@ -263,11 +263,12 @@ class _Adoption:
         yield Link(self.foreign.session_id, self.session_id, self.head, "adopted", detail, now)
 
     def notes(self) -> Iterator[str]:
-        if self.cut:
-            yield f"the last exchange was still open: its {self.cut} records were left out"
-        if self.closed:
-            named = f"{', '.join(map(printable, self.closed[:3]))}{' and others' if len(self.closed) > 3 else ''}"
-            yield f"this user may not read {named} beside the transcript: left out"
+        if self.records_left_out:
+            yield f"the last exchange was still open: its {self.records_left_out} records were left out"
+        if self.unreadable:
+            names = ", ".join(map(printable, self.unreadable[:3]))
+            others = " and others" if len(self.unreadable) > 3 else ""
+            yield f"this user may not read {names}{others} beside the transcript: left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
         yield from self.foreign.notes()
@@ -339,11 +340,12 @@ class ForeignTranscript:
         self.session_id: str = session_id
         self.kept, self.mended = self._path()
         messages = {self._index[kept].message for kept in self.kept} - {None}
-        for name, indexed in self._index.items():
+        for record_uuid, indexed in self._index.items():
             # Parallel tools: calls of one message and their results are beside the path.
-            is_result = indexed.parent in self.kept and not indexed.is_prompt
-            if indexed.message in messages if indexed.message else is_result:
-                self.kept.add(name)
+            is_call = indexed.message in messages
+            is_result = indexed.message is None and indexed.parent in self.kept and not indexed.is_prompt
+            if is_call or is_result:
+                self.kept.add(record_uuid)
         self.dropped = len(self._index) - len(self.kept)
         self._index.clear()
 
@@ -358,7 +360,7 @@ class ForeignTranscript:
         parent = entry.parent
         if parent is None and is_compaction(entry):
             parent = entry.data.get("logicalParentUuid")
-        message_id = message.get("id") if isinstance(message, dict) and entry.kind == "assistant" else None
+        message_id = (message.get("id") or None) if isinstance(message, dict) and entry.kind == "assistant" else None
         self._index[entry.uuid] = _IndexEntry(parent, self._last, message_id, is_prompt(entry), is_compaction(entry))
         self._last = entry.uuid
 

@@ -96,12 +96,12 @@ def temporary(session_id: str) -> str:
     return f".{session_id[:8]}-"
 
 
-def _opened_beside(path: Path, closed: list[str]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _opened_beside(path: Path, unreadable: list[str]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """Open the regular files in that folder and below, in order. Yields each path relative to the transcript's folder.
 
     Each folder is opened relative to its parent, so no link is followed even if names change meanwhile. Files that
     vanish are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`, and what this user may not
-    read, whose paths are added to `closed`.
+    read, whose paths are added to `unreadable`.
     """
     top = beside(path)
     try:
@@ -110,16 +110,16 @@ def _opened_beside(path: Path, closed: list[str]) -> Iterator[tuple[PurePosixPat
         if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
             raise
         if isinstance(exc, PermissionError):
-            closed.append(top.name)
+            unreadable.append(top.name)
         return
     try:
-        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)), closed)
+        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)), unreadable)
     finally:
         os.close(folder)
 
 
 def _opened_in(
-    folder: int, below: PurePosixPath, left: Iterator[int], closed: list[str]
+    folder: int, below: PurePosixPath, left: Iterator[int], unreadable: list[str]
 ) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry, _ in zip(entries, left, strict=False))
@@ -128,7 +128,7 @@ def _opened_in(
             opened = os.open(name, LOOK, dir_fd=folder)
         except OSError as exc:
             if isinstance(exc, PermissionError):
-                closed.append(str(below / name))
+                unreadable.append(str(below / name))
             continue
         mode = os.fstat(opened).st_mode
         if stat.S_ISREG(mode):
@@ -137,7 +137,7 @@ def _opened_in(
             continue
         try:
             if stat.S_ISDIR(mode) and len(below.parts) < DEEPEST:
-                yield from _opened_in(opened, below / name, left, closed)
+                yield from _opened_in(opened, below / name, left, unreadable)
         finally:
             os.close(opened)
 
@@ -149,23 +149,23 @@ def copy_beside(source: Path, target: Path) -> tuple[int, list[str]]:
     Raises `SandboxError` for a link on the way, OSError.
     """
     copied = 0
-    closed: list[str] = []
-    for name, opened in _opened_beside(source, closed):
+    unreadable: list[str] = []
+    for name, opened in _opened_beside(source, unreadable):
         place = PurePosixPath(checked(target).stem, *name.parts[1:])
         with folder_below(target.parent, place) as folder:
             _write_in(folder, place.name, opened)
             state = os.fstat(opened.fileno())
             os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         copied += 1
-    return copied, closed
+    return copied, unreadable
 
 
 def move(path: Path, target: Path) -> None:
     """Move a transcript and the files beside it to where the CLI looks. If some cannot be read, all of these stay, too.
     Raises `SandboxError`, OSError."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    copied, closed = copy_beside(path, target)
-    if copied and not closed:
+    copied, unreadable = copy_beside(path, target)
+    if copied and not unreadable:
         remove_any(beside(path))
     os.replace(path, target)
 
