@@ -27,7 +27,6 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
-from ..process.login import write_private
 from ..transcript import Entry, FileVerdict, Loading, files
 from ..transcript.entries import contents
 from . import paths, tails
@@ -374,7 +373,10 @@ class Repairs:
                 aside = path.with_name(f"{path.stem}{files.ASIDE}{time.time_ns()}")
                 path.rename(aside)
             else:
-                write_private(aside, data)
+                with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(data)  # under a name that `forget_aside` knows: we may be killed here
+                    file.flush()
+                    os.fsync(file.fileno())
                 remove_any(path)
         return str(aside)
 

@@ -89,6 +89,29 @@ def test_a_link_that_is_put_there_meanwhile_copies_nothing_of_others(
     assert "marmalade" not in [one.read_text() for one in kept]
 
 
+def test_a_copy_that_was_cut_off_is_forgotten_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that was killed while it copied left the words of a deleted agent in its directory."""
+    settings = Settings(var=tmp_path / "var")
+    projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
+    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
+    path, aside = projects.path(tmp_path, SESSION), settings.var / repair.ASIDE
+    path.parent.mkdir(parents=True)
+    path.write_text("words")
+    left: list[list[Path]] = []
+
+    def apart(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    def killed(descriptor: int) -> None:
+        repairs.forget_aside(SESSION)
+        left.append([*aside.iterdir()])
+
+    monkeypatch.setattr(Path, "rename", apart)
+    monkeypatch.setattr(os, "fsync", killed)
+    repairs._move_aside(path)
+    assert left == [[]]
+
+
 def test_a_folder_that_was_kept_aside_is_forgotten_as_well(tmp_path: Path) -> None:
     """Also one that is closed for its user."""
     settings = Settings(var=tmp_path)
