@@ -325,9 +325,7 @@ class ForeignTranscript:
                     if is_session_id(entry.data.get("sessionId")):
                         session_id = entry.data["sessionId"]
         except OSError as exc:
-            raise InvalidRequest(
-                f"{path} cannot be read ({exc.strerror}): give a file that this user may read"
-            ) from exc
+            raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): name one that this user may read") from exc
         if not self._messages:
             raise InvalidRequest(
                 f"{path} is not a transcript of the Claude CLI: none of its {lines} lines is a message "
