@@ -74,7 +74,8 @@ TAKEN_WITHIN = 900.0
 
 
 class _ClientLeftError(ConnectionResetError):
-    """The client left before it had a whole message of the answer."""
+    """The client left before it had a whole message of the answer, or did not read it in time. Nothing may follow the
+    part that it has."""
 
 
 class Gate:
@@ -173,7 +174,8 @@ class Gate:
                             raise _ClientLeftError  # the server would drop the rest without a word
                     await send({**message, "body": body[sent:]} if sent else message)
             except TimeoutError:
-                raise Interrupted(f"the client did not read this answer within {TAKEN_WITHIN:g} s") from None
+                log.warning("client_reads_too_slowly", seconds=TAKEN_WITHIN)
+                raise _ClientLeftError from None
 
         # Always set: the task may have begun in the context of the connection's last request.
         parent = headers.get("traceparent")

@@ -13,13 +13,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.http import gate as gates
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Lease, Store
-from turnfault.provider.script import HeldReply
+from turnfault.provider.script import Big, HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ..matrix import half
@@ -166,5 +168,28 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
             client.second.socket.close()
             assert heard(upstream) == ["one"]
             patch.undo()
+
+    run(talk())
+
+
+def test_nothing_follows_a_piece_of_a_large_event_that_was_not_read_in_time(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error event stood in the middle of the event that was cut, and the stream ended as a whole one does."""
+
+    async def talk() -> None:
+        async with proxied(tmp_path / "var") as (_, upstream, port):
+            upstream.when("one", Big(12 * 1024 * 1024))
+            address = f"http://127.0.0.1:{port}/agents/a/v1/{CHAT}"
+            said = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "one"}]}
+            async with httpx.AsyncClient(headers={"Idempotency-Key": "k"}, timeout=60.0) as client:
+                await client.post(address, json=said)
+                monkeypatch.setattr(gates, "TAKEN_WITHIN", 0.0)
+                async with client.stream("POST", address, json=said) as again:
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        await again.aread()
+                monkeypatch.undo()
+                assert (await client.post(address, json=said)).text.endswith("data: [DONE]\n\n")
+            assert heard(upstream) == ["one"]
 
     run(talk())

@@ -237,7 +237,7 @@ async def test_a_client_that_reads_a_large_answer_very_slowly_is_let_go(
     async with door.http.stream("GET", f"/v1/conversations/{made.id}/items/{item.id}") as answer:
         pieces = answer.aiter_raw()
         assert await anext(pieces)
-        await until(lambda: any(one["event"] == "answer cut" for one in events(caplog)))
+        await until(lambda: any(one["event"] == "client_reads_too_slowly" for one in events(caplog)))
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in pieces:
                 pass
