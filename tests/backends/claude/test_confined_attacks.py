@@ -983,7 +983,11 @@ async def test_the_memory_of_what_runs_inside_is_not_read_when_another_cli_ends(
 
     async with running(shells.settings) as engine:
         await shells.run(engine, "confined", f"(setsid sleep {MARK} > /dev/null 2>&1 &); echo left")
-        (left,) = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [MARK]]
+
+        def sleeping() -> list[psutil.Process]:
+            return [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [MARK]]
+
+        (left,) = await until(sleeping)
         first = left
         while (above := first.parent()) is not None and "bwrap" not in first.name():
             first = above
