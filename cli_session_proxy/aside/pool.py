@@ -211,8 +211,7 @@ def _closing_error() -> ClaudeUnavailable:
 class Aside:
     """The threads and helper processes of one engine. Use it on one event loop.
 
-    `reading`: large bodies and images of requests. `checking`: answers, by the client's JSON Schema. `showing`: turns,
-    for dumps and the page.
+    `reading`: large bodies and images. `checking`: answers, by a client's JSON Schema. `showing`: turns, for people.
     """
 
     def __init__(self) -> None:

@@ -349,9 +349,8 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest() else f" (migrated from {version} at the next start)"
     says = f"{path}: {count(agents, 'agent')}, {path.stat().st_size // MB} MB, schema {newest()}{old}"
-    # While a self-check runs, its row has an `until`.
     query = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
-    rows = conn.execute(query) if "findings" in tables else ()
+    rows = conn.execute(query) if "findings" in tables else ()  # a self-check that still runs has an `until`
     findings = [Finding(subject, name, json.loads(data), at) for subject, name, data, at in rows]
     return Checkup("store", "ok", says), last_at, findings
 

@@ -477,8 +477,8 @@ class Engine:
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             # A proxy that forwarded it, and does not respond any more, has lost its client.
-            ways = live.ways
-            return live.abandoned or (bool(ways) and all([way and await self._is_gone(way) for way in ways]))
+            proxies = live.forwarders
+            return live.abandoned or (bool(proxies) and all([one and await self._is_gone(one) for one in proxies]))
         if turn.instance != self.instance_id or turn.id in self._deliveries.arrived:
             return False
         await self._deliveries.stored(turn.id)

@@ -215,8 +215,10 @@ class LiveTurn:
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
         """Remove the events of these blocks that no client has received. Returns the parts that one has."""
-        start, first = len(self._events), min(blocks, default=0)
-        for at in reversed(range(start)) if blocks else ():  # from the end: there may be very many
+        if not blocks:
+            return []
+        start, first = len(self._events), min(blocks)
+        for at in reversed(range(start)):  # from the end: there may be very many
             event = self._events[at]
             if isinstance(event, BlockStart):
                 start = at if event.index in blocks else start
@@ -280,14 +282,14 @@ class LiveTurn:
         return not self._answers and not self._acknowledged
 
     @property
-    def ways(self) -> set[str | None]:
-        """How its clients came: see `VIA`."""
+    def forwarders(self) -> set[str | None]:
+        """The proxies that forwarded its clients' requests (see `VIA`); None for clients of this proxy."""
         return {answer.via for answer in self._answers}
 
     @property
     def delivery_if_left(self) -> Delivery:
-        """The delivery of an answer whose clients have left. After a wait for a limit they were allowed to: the answer
-        stays on the path, and the same request gets it. So does one that an earlier client may have, or still gets."""
+        """The delivery to store if all clients left. An "uncertain" answer stays on the path, and the same request
+        gets it: after a wait for a limit (clients may leave then), and if an earlier client has or gets it."""
         return "uncertain" if self.runs_unattended or self.may_have_arrived else "undelivered"
 
     @property
