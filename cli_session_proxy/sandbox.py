@@ -121,7 +121,7 @@ class Sandboxes:
         return self.path(agent_dir).is_dir()
 
     def has_files(self, agent_dir: str) -> bool:
-        """Whether the sandbox has more than folders and the links of the settings. True also if it is unreadable."""
+        """Whether the sandbox has more than folders and the links of the settings. True if that cannot be told."""
         sandbox = self.path(agent_dir)
         links = {sandbox.joinpath(*PurePosixPath(name).parts) for name in self._links}
         unread, entries_read = [sandbox], 0
@@ -130,10 +130,11 @@ class Sandboxes:
                 with os.scandir(unread.pop()) as entries:
                     for entry in entries:
                         entries_read += 1
-                        if entry.is_dir(follow_symlinks=False) and entries_read < MOST_FOLDERS:
-                            unread.append(Path(entry.path))
-                        elif Path(entry.path) not in links or not entry.is_symlink():
+                        if entry.is_symlink() and Path(entry.path) in links:
+                            continue
+                        if not entry.is_dir(follow_symlinks=False) or entries_read >= MOST_FOLDERS:
                             return True
+                        unread.append(Path(entry.path))
             except FileNotFoundError:
                 continue
             except OSError:
@@ -161,8 +162,7 @@ class Sandboxes:
                 mark.touch(0o600)
 
     def was_confined(self, agent_dir: str) -> bool:
-        marks = f"{self._confined}/{agent_dir}", f"{self._private}/{agent_dir}"
-        return os.access(marks[0], os.F_OK) or os.access(marks[1], os.F_OK)
+        return any(os.access(f"{folder}/{agent_dir}", os.F_OK) for folder in (self._confined, self._private))
 
     def agentless(self, use: AgentlessUse) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent. Both are created; nothing is written there."""
