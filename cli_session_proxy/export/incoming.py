@@ -300,8 +300,7 @@ class _Reading:
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, where: str, line: JSON, text: str, image_file: IO[bytes]) -> str:
-        """The text with its images put back: at most twice the size of a line, because a turn has those of its input
-        and of its tools."""
+        """The text with its images put back: together they are no larger than a line may be."""
         places = line.get("images") or ()
         images: dict[str, str] = {}  # base64 texts by hash
         size = previous_offset = 0
@@ -310,7 +309,7 @@ class _Reading:
                 image_file.seek(self.checked.images[sha256])
                 images[sha256] = json.loads(image_file.readline(MAX_LINE))["data"]
             size += len(images[sha256])
-            if size > 2 * MAX_LINE or offset < previous_offset:
+            if size > MAX_LINE or offset < previous_offset:
                 raise InvalidRequest(f"{where}: images: they are too large, or out of order")
             previous_offset = offset
         return restore(text, places, images)

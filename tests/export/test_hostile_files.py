@@ -510,7 +510,7 @@ async def test_an_image_changes_nothing_that_was_checked(
     await refused(settings, sealed(tmp_path / "x.jsonl", *lines), "line 3|no number")
 
 
-@pytest.mark.parametrize("places", [[[0, 2000]], [[9, 1], [5, 1]], [[-3, 1], [-9, 1]]], ids=["many", "back", "below"])
+@pytest.mark.parametrize("places", [[[0, 51]], [[9, 1], [5, 1]], [[-3, 1], [-9, 1]]], ids=["many", "back", "below"])
 async def test_images_make_no_more_of_a_line_than_a_line_may_be(
     settings: Settings, tmp_path: Path, places: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
