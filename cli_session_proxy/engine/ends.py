@@ -116,7 +116,7 @@ class Ends:
                 raise
             if exc.detail["status"] in ANSWERED:
                 # The commit did succeed, though its client was told that it failed.
-                await self._store.set_delivery(end.turn_id, "undelivered")
+                await self._store.set_delivery(end.turn_id, "undelivered", by=self._instances.id)
             return
         for observer in self._observers:
             observer.turn_ended(turn, (), end.requested, end.at)

@@ -661,9 +661,8 @@ class Engine:
         """Wait until it is stored what became of an answer that this proxy has given to its clients."""
         await self._deliveries.stored(turn_id)
 
-    async def note_passed_on(self, turn_id: str, instance: str, *, arrived: bool | None) -> None:
+    async def note_passed_on(self, turn_id: str, instance: str, *, arrived: bool) -> None:
         """Store whether a forwarded answer reached the client that asked here. `instance`: the proxy that answered.
-        None: that one has handed it on to this one, and it is not known whether the client has all of it.
 
         Counts unless the other proxy has noted that another client of the turn got it. That it did not arrive does not
         count either once a third proxy has claimed the answer for its own client, as while this one was paused.
@@ -671,14 +670,22 @@ class Engine:
         try:
             if arrived:
                 await self.store.set_delivery(turn_id, "delivered", soon=True)
-            elif arrived is False:
+            else:
                 for by in (instance, self.instance_id):  # it may be handed on between the two
                     await self.store.set_delivery(turn_id, "undelivered", by=by)
-            else:
-                turn = await self.store.turn(turn_id)
-                if turn is not None and (turn.delivery, turn.instance) == ("pending", self.instance_id):
-                    await self.store.set_delivery(turn_id, "uncertain")
         except ProxyError as exc:  # e.g. the turn was deleted meanwhile
+            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+
+    async def note_lost(self, agent_key: int, turn_id: str | None) -> None:
+        """The connection to another proxy was lost. If that one has handed the answer on to this one, it is not known
+        whether the client has all of it. None: nor which turn it was; then all that are pending here are uncertain,
+        until it is noted that they arrived."""
+        try:
+            for turn in await self.store.pending_deliveries():
+                of_hop = turn.agent_key == agent_key and turn_id in (None, turn.id) and turn.status in ON_PATH
+                if of_hop and turn.instance == self.instance_id:
+                    await self.store.set_delivery(turn.id, "uncertain")
+        except ProxyError as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     def progress(self, agent_key: int | None = None) -> list[Progress]:

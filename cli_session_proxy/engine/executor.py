@@ -635,7 +635,7 @@ class Executor:
             # Clients left or came back during the commit, which may have overwritten the delivery stored then.
             delivery = present
             try:
-                await self.store.set_delivery(turn.id, delivery)
+                await self.store.set_delivery(turn.id, delivery, by=self._instances.id)
                 committed = replace(committed, delivery=delivery)  # on an error keep what the store has
             except Exception as exc:  # ProxyError: e.g. the turn was deleted meanwhile
                 trace = not isinstance(exc, ProxyError)

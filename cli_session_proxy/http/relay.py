@@ -274,9 +274,11 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
-                # If the other proxy has not sent everything, it stores the delivery itself.
-                is_known = hop.refused or hop.delivered is not None
-                if (is_known or await self._has_ended(hop, PROBE_TIMEOUT)) and hop.turn_id is not None:
+                if hop.delivered is None and not hop.refused:
+                    # If the other proxy has not sent everything, it stores the delivery itself, unless it was ended.
+                    await self._has_ended(hop, PROBE_TIMEOUT)
+                    await self._engine.note_lost(hop.agent_key, hop.turn_id)
+                elif hop.delivered is not None and hop.turn_id is not None:
                     await self._engine.note_passed_on(hop.turn_id, hop.instance, arrived=hop.delivered)
             finally:
                 self._hops.remove(hop)

@@ -248,6 +248,51 @@ async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_wr
     assert words(backend.seen[-1]) == ["one", "two"]
 
 
+async def test_a_client_that_leaves_during_the_commit_takes_no_answer_away_from_a_client_of_another_proxy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (one, _), core(settings) as (two, _):
+        commit, again = one.store.commit, list[Answer]()
+
+        async def committed(*given: Any, **how: Any) -> Turn:
+            turn = await commit(*given, **how)
+            again.append(await two.submit(request("one", is_retry=True)))
+            first.leave()
+            return turn
+
+        monkeypatch.setattr(one.store, "commit", committed)
+        first = await one.submit(request("one"))
+        turn = await first.turn()
+        await one.delivery_stored(turn.id)
+        assert again[0].turn_id == turn.id
+        assert [turn.delivery for turn in await turns(one)] == ["pending"]
+        again[0].acknowledge()
+
+
+async def test_an_answer_that_was_maybe_kept_is_not_taken_from_a_client_of_another_proxy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (one, _), core(settings) as (two, _):
+        commit, fail, again = one.store.commit, one.store.fail, list[Answer]()
+
+        async def lost(*given: Any, **how: Any) -> Turn:
+            await commit(*given, **how)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        async def failed(*given: Any, **how: Any) -> Turn:
+            again.append(await two.submit(request("one", is_retry=True)))
+            monkeypatch.undo()
+            return await fail(*given, **how)
+
+        monkeypatch.setattr(one.store, "commit", lost)
+        monkeypatch.setattr(one.store, "fail", failed)
+        with pytest.raises(StoreUnavailable, match="its answer was not kept"):
+            await ask(one, "one")
+        await until(lambda: bool(again) and not one._ends.waiting)
+        assert [turn.delivery for turn in await turns(one)] == ["pending"]
+        again[0].acknowledge()
+
+
 @pytest.mark.parametrize("fails", ["event", "release", "lease"])
 async def test_what_fails_behind_a_commit_takes_no_answer_back(
     fails: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -300,7 +345,7 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
             # As it was when the commit was made: its client has come back since.
             return await commit(lease, replace(turn, delivery="undelivered"), kept, **how)
 
-        async def fails(*_: object) -> None:
+        async def fails(*_: object, **__: object) -> None:
             monkeypatch.undo()
             raise error
 

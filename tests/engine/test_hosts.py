@@ -168,6 +168,27 @@ async def test_a_host_that_was_paused_takes_no_answer_away_from_the_client_of_an
         again.acknowledge()
 
 
+@pytest.mark.parametrize("named", [False, True])
+async def test_an_answer_that_was_handed_on_over_a_lost_line_is_the_same_turn(
+    named: bool, postgres_url: str, tmp_path: Path
+) -> None:
+    """The host that had answered was ended: nobody could be asked which turn it was, or whether it was answered."""
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        done = await ask(one.engine, "zero")
+        await one.engine.delivery_stored(done.id)
+        first = await one.engine.submit(request("one"))
+        turn = await first.turn()
+        first.via = two.engine.instance_id
+        first.acknowledge()
+        await one.engine.delivery_stored(turn.id)
+        await two.engine.note_lost(turn.agent_key, turn.id if named else None)
+        again = await two.engine.submit(request("one"))
+        assert again.turn_id == turn.id
+        again.acknowledge()
+        await two.engine.delivery_stored(turn.id)
+        assert [turn.delivery for turn in await kept(two)] == ["delivered", "delivered"]
+
+
 async def test_a_retry_is_known_by_a_host_whose_clock_has_jumped(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -872,6 +872,53 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
         assert [path[-1] for path in one.asked] == ["one", "two"]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["before its head", "after its head"])
+async def test_an_answer_that_was_lost_with_its_host_is_the_same_turn(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """That host had handed it on, and can be asked nothing any more. The same words again doubled the turn."""
+    probe = relay.Relay._probe
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+
+        async def handed_on() -> bool:
+            agent = await two.store.agent("local", "a")
+            assert agent is not None
+            last = [turn async for turn in two.store.turns(agent.key)][-1]
+            return (last.status, last.delivery, last.instance) == ("completed", "pending", two.engine.instance_id)
+
+        async def does_not_answer(self: relay.Relay, address: str, path: str, within: float) -> bool:
+            if path == "/healthz":
+                await until(handed_on)
+                return False
+            return await probe(self, address, path, within)
+
+        async def is_not_asked(*_: object) -> bool:
+            return False
+
+        monkeypatch.setattr(relay.Relay, "_probe", does_not_answer)
+        monkeypatch.setattr(relay.Relay, "_has_ended", is_not_asked)
+        body = {"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": "two"}]}
+        begun = asyncio.Event()
+
+        async def asking() -> None:
+            async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as answer:
+                begun.set()
+                with suppress(httpx.RemoteProtocolError):
+                    await answer.aread()
+
+        waiting = asyncio.create_task(asking())
+        await (begun if stream else one.model.reached).wait()
+        there.lose()
+        one.model.open.set()
+        await waiting
+        again = await two.http.post("/agents/a/v1/chat/completions", json=body)
+        assert (again.status_code, "two (2)" in again.text) == (200, True)
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+
+
 async def test_a_client_that_reads_the_end_of_an_answer_slowly_gets_it(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

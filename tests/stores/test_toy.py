@@ -125,7 +125,9 @@ class DictStore:
     async def unfinished_of(self, agent_key: int, *, excluding: str | None = None) -> list[Turn]:
         return [turn async for turn in self.unfinished() if turn.agent_key == agent_key and turn.instance != excluding]
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+    async def set_delivery(
+        self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
+    ) -> None:
         self._keep(replace(self.kept[turn_id], delivery=delivery))
 
     async def hand_on(self, turn_id: str, by: str, to: str) -> None:
