@@ -1150,3 +1150,43 @@ async def test_a_transcript_that_leads_in_a_circle_holds_nobody_up(shells: Shell
         )
         assert "wrote" in said
         assert "here" in await shells.run(engine, "confined", "echo here")
+
+
+async def test_the_event_loop_looks_for_no_file_where_a_confined_agent_writes(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that lists a folder into memory whose protection 200 threads change holds up whoever makes or looks
+    for a file there: a `stat` took 32 s, and the whole proxy 66 s."""
+    loop, seen = threading.current_thread(), set[str]()
+
+    def noted(name: str) -> None:
+        call = getattr(os, name)
+
+        def calling(path: Any, *more: Any, **options: Any) -> Any:
+            if threading.current_thread() is loop and isinstance(path, str | Path):
+                seen.update(
+                    f"{name} {path}" for place in written if Path(path).is_relative_to(place) and Path(path) != place
+                )
+            return call(path, *more, **options)
+
+        monkeypatch.setattr(os, name, calling)
+
+    settings = shells.settings
+    assert settings.claude_config_dir is not None
+    places = Sandboxes(settings)
+    written = [places.tmpdir("confined"), places.path("confined"), places.private("confined")]
+    said: list[str] = []
+    async with running(settings) as engine:
+        for name in ("lstat", "stat", "open", "unlink", "mkdir", "scandir", "replace", "access"):
+            noted(name)
+        for words in ("one", "two", "three"):
+            turn = await ask(engine, *said, words, agent="confined", profile="confined", system=f"marmalade {words}")
+            said += [words, text(turn)]
+            written += settings.claude_config_dir.glob("projects/*")
+            assert "marmalade" in str(shells.upstream.requests[-1].body)
+        for words in ("another two", "another three"):  # of other branches
+            await ask(engine, *said[:2], words, agent="confined", profile="confined", system="marmalade")
+        agent = await engine.store.agent("local", "confined")
+        assert agent is not None
+        assert await claude(engine).adoptable(agent, turn) is None
+    assert not seen

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -265,13 +265,19 @@ class Child:
         prompt_file = ours = stdin = heard = stdout = read = errors = program = None
         try:
             ours, theirs = _input_pair()
-            with theirs:
+            with theirs, contextlib.ExitStack() as held:
                 # A socket: its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
                 # Written without a thread: this is quicker, and a cancelled caller would leave the file behind. A file
                 # if possible, because argv is public on the machine and limited (128 KB each on Linux).
+                named: Path | None = None
+                passed: tuple[int, ...] = ()
                 if launch.system_prompt is not None and launch.capability.does("prompt_file"):
-                    prompt_file = write_prompt(launch)
+                    if launch.confined:
+                        passed = (held.enter_context(prompt_in_memory(launch)),)
+                        named = Path(f"/proc/self/fd/{passed[0]}")
+                    else:
+                        named = prompt_file = write_prompt(launch)
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # before `setpriv` does
                 heard, says = _output_pipe()
@@ -280,7 +286,7 @@ class Child:
                     stdout = await _reading(heard, output, launch)
                     stderr = asyncio.StreamReader(limit=limit)
                     program = subprocess.Popen(  # noqa: ASYNC220, S603 - see `OSProcess`; this is the CLI
-                        [*guardian.death_signal, *wrapper, *launch.argv(prompt_file)],
+                        [*guardian.death_signal, *wrapper, *launch.argv(named)], pass_fds=passed,
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, bufsize=0,
                         # The wrapper runs outside the sandbox: it must not load a library from the agent's directory.
                         cwd="/" if wrapper else launch.cwd,
@@ -510,6 +516,16 @@ def write_prompt(launch: Launch) -> Path:
             f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
         ) from exc
     return Path(name)
+
+
+@contextlib.contextmanager
+def prompt_in_memory(launch: Launch) -> Iterator[int]:
+    """A descriptor of a file with the system prompt, for a confined CLI. It is nowhere in the agent's TMPDIR: a program
+    that lists a folder can hold up whoever makes a file there, for minutes."""
+    with open(os.memfd_create("system-prompt"), "wb") as file:
+        file.write(printable(launch.system_prompt or "").encode())
+        file.flush()
+        yield file.fileno()
 
 
 def _remove_prompt(file: Path | None) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
@@ -17,6 +18,7 @@ from ....domain.forms import replace
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....stores.base import Store
+from ....tasks import in_own_thread
 from ...base import Answered
 from .. import transcript
 from ..process.events import WrongTranscript
@@ -176,7 +178,10 @@ class Captures:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
             with contextlib.suppress(TooMuchAppended):
-                captured, reader = self._from_appended(reader, ready, outcome, most=SMALL), None
+                read = partial(self._from_appended, reader, ready, outcome, most=SMALL)
+                # See `Sessions._has_only_notes_added`.
+                captured = await in_own_thread(read) if ready.process.launch.confined else read()
+                reader = None
         else:
             try:
                 reader = await asyncio.to_thread(Reader.after, path, mark)

@@ -375,7 +375,7 @@ class Sessions:
         parent_id = None if parent is None else parent.id
         for session_id in self._pool.sessions_in(context.cwd):
             warm_path, session = self._warm_paths.get(session_id), await self._store.session(session_id)
-            if warm_path is None or session is None or not self.captures.has_only_notes_added(session, warm_path):
+            if warm_path is None or session is None or not await self._has_only_notes_added(job, session, warm_path):
                 continue  # its memory is unknown, or a person has continued there
             point: RewindPoint | None = None  # None: its memory is the path already
             if warm_path.turn_id != parent_id:
@@ -481,7 +481,7 @@ class Sessions:
         if warm_path is None or warm_path.turn_id != parent.id:
             # The session continued without this process (another proxy, a failed turn): its memory is outdated.
             await self._pool.discard(session.id)
-        elif warm is not None and warm.usable and self.captures.has_only_notes_added(session, warm_path):
+        elif warm is not None and await self._has_only_notes_added(context.job, session, warm_path) and warm.usable:
             # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
             return PreparedSession(replace(session, mark=warm_path.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(context.cwd, session.id)
@@ -498,13 +498,20 @@ class Sessions:
         await self._end(session.id)
         return await self._repairs.mend(context, parent, session, path)
 
+    async def _has_only_notes_added(self, job: Job, session: Session, warm_path: WarmPath) -> bool:
+        """See `Captures`. Off the event loop if programs of the agent can run in its folder: one that lists it
+        can hold up whoever looks for a file there, for minutes."""
+        if self._sandboxes.was_confined(job.agent.dir):
+            return await in_own_thread(self.captures.has_only_notes_added, session, warm_path)
+        return self.captures.has_only_notes_added(session, warm_path)
+
     async def foreign(self, agent: Agent, parent: Turn) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         session = await self._store.session_at(agent.key, parent.id)
         if session is None:
             return None
         path = self.transcript_of(agent, session.id)
-        if session.mark is not None and transcript.is_unchanged(path, session.mark):
+        if session.mark is not None and await in_own_thread(transcript.is_unchanged, path, session.mark):
             return None
         return await self._repairs.foreign(agent, parent, session, path)
 
@@ -555,7 +562,7 @@ class Sessions:
             if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        if files.has_beside(path):
+        if ready.process.launch.confined or files.has_beside(path):
             kept = self._stored_beside.get(before.agent_key, 0)
             stored = await asyncio.to_thread(files.gather, Path(path), since, kept)
             if stored and ready.process.launch.confined:

@@ -288,7 +288,7 @@ class Repairs:
         if running.has_register(self._config_dir):
             return False
         try:
-            written = os.lstat(path).st_mtime
+            written = (await asyncio.to_thread(os.lstat, path)).st_mtime
         except OSError:  # deleted: counts as old
             return False
         return time.time() - written < self._settings.idle_timeout

@@ -17,6 +17,7 @@ from watchfiles import Change, awatch
 
 from .... import logs
 from ....domain.limits import is_session_id
+from ....tasks import in_own_thread
 from ..mounts import file_system
 from ..transcript import Projects
 from ..transcript.files import SUFFIX, sessions_in
@@ -58,7 +59,7 @@ class Watcher:
                 # Newly added folders may have changed before.
                 for folder in set(folders).difference(folders if before is None else before):
                     for path in (await asyncio.to_thread(sessions_in, folder))[:AT_ONCE]:
-                        if not self._sessions.captures.is_unchanged_since_turn(path.stem):
+                        if not await self._is_unchanged(path.stem):
                             yield path.stem
                 before = folders
                 silent = await asyncio.to_thread(file_system, root) in SILENT
@@ -74,7 +75,7 @@ class Watcher:
                         written, is_joined = await asyncio.to_thread(self._read, changes)
                         for session_id in written[:AT_ONCE]:
                             # Usually it was our own turn.
-                            if not self._sessions.captures.is_unchanged_since_turn(session_id):
+                            if not await self._is_unchanged(session_id):
                                 yield session_id
                         if is_joined:  # an agent's first transcript: watch its folder, too
                             break
@@ -88,6 +89,10 @@ class Watcher:
                     self._left_out.update(await asyncio.to_thread(list, filter(os.path.lexists, named)))
                     continue
             await asyncio.sleep(AGAIN)
+
+    async def _is_unchanged(self, session_id: str) -> bool:
+        """Off the event loop, as `Sessions.foreign`."""
+        return await in_own_thread(self._sessions.captures.is_unchanged_since_turn, session_id)
 
     def _folders(self) -> list[Path]:
         """The agents' folders that were written to last, without links."""

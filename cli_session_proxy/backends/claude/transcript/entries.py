@@ -384,7 +384,7 @@ def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
 def is_unchanged(path: Path | str, mark: FileMark) -> bool:
     """Whether the file at this path has not changed, by its stat only. Enough for a process that does not load it."""
     try:
-        # Never the target of a link: it may be on a file system that does not answer, and this is the event loop.
+        # Never the target of a link: it may be on a file system that does not answer.
         seen = os.lstat(path)
     except OSError:
         return False
