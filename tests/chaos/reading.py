@@ -17,6 +17,7 @@ from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
+from cli_session_proxy.git_memory.records import CLOSE as END_OF_ATTEMPTS
 from cli_session_proxy.git_memory.records import OPEN as EARLIER_ATTEMPTS
 from turnfault.provider.seen import parts, spoken
 
@@ -191,10 +192,13 @@ def _asked(blocks: Sequence[JSON], calls: dict[str, str]) -> Iterator[Exchange]:
         if text.startswith(pictures.SHOWN):
             shown += f"{text} "
             continue
+        said = text
         if text.startswith(EARLIER_ATTEMPTS):
-            attempts = frozenset(map(int, COMMITTED.findall(text)))
-            continue
-        yield Exchange(shown + text, None, left_open, attempts)
+            notes, _, said = text.rpartition(END_OF_ATTEMPTS)
+            attempts = frozenset(map(int, COMMITTED.findall(notes)))
+            if not (said := said.lstrip()):  # another model is given both as one text
+                continue
+        yield Exchange(shown + said, None, left_open, attempts)
         left_open, shown, attempts = (), "", frozenset()
     if shown:
         yield Exchange(shown, None, left_open)

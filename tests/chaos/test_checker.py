@@ -661,24 +661,31 @@ def told_of(number: int) -> str:
     return f"{OPEN} Attempt: commit-{number} {CLOSE}"
 
 
-def begun(tale: Tale, turn: int, *attempts: int) -> None:
-    """The agent's path begins anew, with these attempts told at its head."""
+def begun(tale: Tale, turn: int, *attempts: int, joined: bool = False) -> None:
+    """The agent's path begins anew, with these attempts told at its head. `joined`: in one text, as another model is
+    given them."""
     off = frozenset(entry.turn for entry in tale.journal if isinstance(entry, Sent))
     tale.journal.append(TakenOff(tale.now(), "ada", off, certain=True))
     attempt = tale.send(turn)
     messages = as_messages([], prompt(turn))
     messages[-1]["content"] += [{"type": "text", "text": told_of(number)} for number in attempts]
     messages[-1]["content"].append(messages[-1]["content"].pop(1))
+    if joined:
+        texts = "\n\n".join(block["text"] for block in messages[-1]["content"][1:])
+        messages[-1]["content"][1:] = [{"type": "text", "text": texts}]
     tale.requests += 1
     tale.journal.append(Asked(tale.now(), tale.requests, "p", messages, Answer(f"ok-{tale.requests}")))
     tale.journal.append(Told(tale.requests))
     tale.hear(attempt, "acknowledged", Answer(f"ok-{tale.requests}"))
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("told", "wrong"), [((9,), False), ((), True), ((9, 8), True)])
-def test_the_first_prompt_is_told_exactly_what_was_committed(tale: Tale, told: tuple[int, ...], wrong: bool) -> None:
+def test_the_first_prompt_is_told_exactly_what_was_committed(
+    tale: Tale, told: tuple[int, ...], wrong: bool, joined: bool
+) -> None:
     tale.journal += [Committed(tale.now(), "ada", 9, certain=True), Committed(tale.now(), "bob", 8, certain=True)]
-    begun(tale, 5, *told)
+    begun(tale, 5, *told, joined=joined)
     assert tale.kinds() == ({("untold", 5)} if wrong else set())
 
 
