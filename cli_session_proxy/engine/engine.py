@@ -473,13 +473,18 @@ class Engine:
     # --- repeated requests
 
     async def _was_left(self, turn: Turn) -> bool:
-        """Whether all clients of this turn left without its answer. Looks at the newest state, not only at `turn`."""
+        """Whether all clients of this turn left without its answer, or may have, if that is known. Looks at the newest
+        state, not only at `turn`."""
+        if turn.id in self._deliveries.arrived:
+            return False
+        if turn.status in FINISHED and turn.delivery == "uncertain":
+            return True
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             # A proxy that forwarded it, and does not respond any more, has lost its client.
             proxies = live.forwarders
             return live.abandoned or (bool(proxies) and all([one and await self._is_gone(one) for one in proxies]))
-        if turn.instance != self.instance_id or turn.id in self._deliveries.arrived:
+        if turn.instance != self.instance_id:
             return False
         await self._deliveries.stored(turn.id)
         now = await self.store.turn(turn.id)

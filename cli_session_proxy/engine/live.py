@@ -55,8 +55,9 @@ log = logs.get(__name__)
 # The W3C trace context of the HTTP request that is being answered: its headers `traceparent` and `tracestate`.
 TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", default=None)
 # What became of the answer. `arrived`: a client has it. `passed on`: so far only another proxy has it, which stores
-# whether its own client gets it. `left`: all clients left without it, perhaps before it was complete.
-Handover = Literal["arrived", "passed on", "left"]
+# whether its own client gets it. `shared`: the same, and another client gets it or another proxy has it, too. `left`:
+# all clients left without it, perhaps before it was complete.
+Handover = Literal["arrived", "passed on", "shared", "left"]
 # What a turn does or waits for, in this order: an earlier turn; another proxy's lease; a slot; its session; the model's
 # first word; the rest of the answer; a tool of the CLI; an approval; the next retry; the commit; the end of a limit.
 Doing = Literal[
@@ -388,11 +389,12 @@ class LiveTurn:
     def _detach(self, answer: Answer, *, acknowledged: bool) -> None:
         self._answers.discard(answer)
         if acknowledged and not self._arrived:
-            # If another client has the answer, it has arrived, whatever becomes of this one.
-            passed_on = answer.via is not None and not self._acknowledged
-            self._acknowledged, self._arrived = True, not passed_on
+            how: Handover = "arrived"
+            if answer.via is not None:
+                how = "shared" if self._acknowledged or self._answers else "passed on"
+            self._acknowledged, self._arrived = True, how == "arrived"
             self.passed_to = answer.via or ""
-            self._on_delivery("passed on" if passed_on else "arrived")
+            self._on_delivery(how)
         if self._answers or self._acknowledged:
             return
         self._on_delivery("left")
@@ -667,6 +669,9 @@ class Deliveries:
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else live.delivery_if_left
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
+            if how == "shared":
+                # One proxy that notes that its client left takes the answer from no other client.
+                await self._store.set_delivery(turn_id, "uncertain")
             if how == "passed on" and live.passed_to:
                 await self._store.hand_on(turn_id, self._instances.id, live.passed_to)
             if elsewhere:

@@ -331,10 +331,10 @@ class Placement:
             return latest
         # The answer may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.
         recent = now - (latest.finished_at or now) < self._hours * HOUR
-        if latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent:
-            left = latest.delivery == "uncertain" or await self._was_left(latest)
-            if left or await self._is_gone(latest.instance):  # its proxy cannot say any more
-                return latest
+        may_be_left = latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent
+        # Its proxy, if gone, cannot say any more.
+        if may_be_left and (await self._was_left(latest) or await self._is_gone(latest.instance)):
+            return latest
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # its proxy crashed
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None

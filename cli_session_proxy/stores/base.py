@@ -572,15 +572,14 @@ class Answers(Protocol):
     ) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        `undelivered` does not change an answer that another turn continues, or one that another proxy than `by` has
-        claimed for its own client. `soon`: it may be stored a moment later.
+        `undelivered` does not change an answer that another turn continues. With `by` it does not change one that is
+        `uncertain`, or that another proxy than `by` has claimed for its own client. `soon`: it may be stored
+        a moment later.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
-        """Set an undelivered answer to `pending`, for a client that asks again.
-
-        False if the conversation went on without this answer.
-        """
+        """Set an undelivered answer to `pending`, for a client that asks again; one that may have arrived, to
+        `uncertain`. False if the conversation went on without this answer."""
 
     async def hand_on(self, turn_id: str, by: str, to: str) -> None:
         """Note that the proxy `to` delivers this answer from now on, if it is pending at `by`. It may be stored a

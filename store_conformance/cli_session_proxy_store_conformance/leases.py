@@ -286,6 +286,12 @@ async def an_answer_that_another_proxy_gives_to_its_client_is_that_proxys_to_mar
         assert await store.claim("t1", "b")
         await store.set_delivery("t1", "undelivered", by="a")
         assert (await turn_of(store, "t1")).delivery == "pending"
+        await store.set_delivery("t1", "uncertain")
+        await store.set_delivery("t1", "undelivered", by="b")
+        assert await store.claim("t1", "b")
+        assert (await turn_of(store, "t1")).delivery == "uncertain"
+        await store.set_delivery("t1", "undelivered")
+        assert await store.claim("t1", "b")
         await store.set_delivery("t1", "undelivered", by="b")
         assert (await turn_of(store, "t1")).delivery == "undelivered"
 
@@ -294,6 +300,7 @@ async def a_pending_answer_is_handed_on_by_the_proxy_that_has_it(factory: StoreF
     async with opened(factory) as store:
         agent = await an_agent(store)
         await complete(store, agent, "t1")
+        await store.set_delivery("t1", "undelivered")
         assert await store.claim("t1", "a")
         await store.hand_on("t1", "b", "c")
         assert (await turn_of(store, "t1")).instance == "a"

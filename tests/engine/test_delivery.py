@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_during_the_commit_takes_no_answer_away_from_
         turn = await first.turn()
         await one.delivery_stored(turn.id)
         assert again[0].turn_id == turn.id
-        assert [turn.delivery for turn in await turns(one)] == ["pending"]
+        assert [turn.delivery for turn in await turns(one)] == ["uncertain"]
         again[0].acknowledge()
 
 
@@ -289,7 +289,7 @@ async def test_an_answer_that_was_maybe_kept_is_not_taken_from_a_client_of_anoth
         with pytest.raises(StoreUnavailable, match="its answer was not kept"):
             await ask(one, "one")
         await until(lambda: bool(again) and not one._ends.waiting)
-        assert [turn.delivery for turn in await turns(one)] == ["pending"]
+        assert [turn.delivery for turn in await turns(one)] == ["uncertain"]
         again[0].acknowledge()
 
 

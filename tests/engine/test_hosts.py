@@ -189,6 +189,80 @@ async def test_an_answer_that_was_handed_on_over_a_lost_line_is_the_same_turn(
         assert [turn.delivery for turn in await kept(two)] == ["delivered", "delivered"]
 
 
+@pytest.mark.parametrize("arrives", [0, 1, None])
+async def test_an_answer_that_two_proxies_have_for_their_clients_is_the_same_turn_until_one_of_them_has_it(
+    arrives: int | None, postgres_url: str, tmp_path: Path
+) -> None:
+    """The second proxy's word that its client had left did not count: the same words again doubled the turn."""
+    async with hosts(postgres_url, tmp_path, 3) as (one, *others):
+        one.model.open.clear()
+        first = await one.engine.submit(request("one", idempotency_key="k"))
+        second = await one.engine.submit(request("one", idempotency_key="k"))
+        one.model.open.set()
+        turn = await first.turn()
+        for answer, other in zip((first, second), others, strict=True):
+            answer.via = other.engine.instance_id
+            answer.acknowledge()
+        await one.engine.delivery_stored(turn.id)
+        for n, other in enumerate(others):
+            if arrives in (n, None):
+                await other.engine.note_passed_on(turn.id, one.engine.instance_id, arrived=arrives is not None)
+        again = await one.engine.submit(request("one"))
+        assert (again.turn_id == turn.id) == (arrives is None)
+        await again.turn()
+        again.acknowledge()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_client_that_left_a_forwarding_proxy_takes_no_answer_from_one_that_is_still_given_it(
+    is_done: bool, postgres_url: str, tmp_path: Path
+) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        lost = await one.engine.submit(request("one", idempotency_key="k"))
+        if is_done:
+            one.model.open.set()
+            await lost.turn()
+        here = await one.engine.submit(request("one", idempotency_key="k"))
+        one.model.open.set()
+        turn = await lost.turn()
+        lost.via = two.engine.instance_id
+        lost.acknowledge()
+        await one.engine.delivery_stored(turn.id)
+        await two.engine.note_passed_on(turn.id, one.engine.instance_id, arrived=False)
+        await ask(one.engine, "two")
+        here.acknowledge()
+        assert await path(one) == ["one", "two"]
+
+
+async def test_who_was_given_an_answer_that_another_proxy_has_too_may_say_the_same_again(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        elsewhere = await one.engine.submit(request("one", idempotency_key="k"))
+        here = await one.engine.submit(request("one", idempotency_key="k"))
+        one.model.open.set()
+        turn = await here.turn()
+        elsewhere.via = two.engine.instance_id
+        elsewhere.acknowledge()
+        await one.engine.delivery_stored(turn.id)
+        note, disk = one.store.set_delivery, asyncio.Event()
+
+        async def slow(*given: Any, **how: Any) -> None:
+            await disk.wait()
+            await note(*given, **how)
+
+        monkeypatch.setattr(one.store, "set_delivery", slow)
+        here.acknowledge()
+        again = asyncio.create_task(one.engine.submit(request("one")))
+        await until(lambda: again.done() or turn.id not in one.engine._deliveries.arrived)
+        disk.set()
+        assert (await again).turn_id != turn.id
+        await (await again).turn()
+        (await again).acknowledge()
+
+
 async def test_a_retry_is_known_by_a_host_whose_clock_has_jumped(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

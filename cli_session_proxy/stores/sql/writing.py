@@ -286,8 +286,10 @@ def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | N
     if delivery == "undelivered":
         if _is_continued(conn, turn_id):
             return None
-        if by is not None and _lock_turn(conn, turn_id, query=LOCK_STATE).instance not in (None, by):
-            return None  # another proxy has claimed the answer for its own client
+        if by is not None:
+            row = _lock_turn(conn, turn_id, query=LOCK_STATE)
+            if row.delivery == "uncertain" or row.instance not in (None, by):
+                return None  # another client may have it, or another proxy has claimed it for its own client
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
@@ -317,7 +319,9 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
         if head != turn_id or any(turn.status == "running" for turn in unfinished):
             return False
     if row.delivery != "delivered":
-        UPDATE_TURN.run(conn, {"turn_id": turn_id, "delivery": "pending", "instance": instance})
+        # Who asked for it before may have it, or may note later that its client left.
+        delivery = "pending" if undelivered else "uncertain"
+        UPDATE_TURN.run(conn, {"turn_id": turn_id, "delivery": delivery, "instance": instance})
     return True
 
 
