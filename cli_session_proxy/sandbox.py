@@ -108,8 +108,8 @@ class Sandboxes:
         return path
 
     def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
-        """The sandbox and the TMPDIR, if `prepare` made both, this user still has all rights to them, and there are no
-        links to check. Else None: call `prepare`."""
+        """The sandbox and the TMPDIR. None if one is missing, if this user lacks a right to one, or if there are links
+        to check: call `prepare`."""
         paths = None if self._links else self._prepared.get(agent_dir)
         try:
             modes = [os.lstat(path).st_mode for path in paths or ()]

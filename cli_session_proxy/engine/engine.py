@@ -473,8 +473,8 @@ class Engine:
     # --- repeated requests
 
     async def _was_left(self, turn: Turn) -> bool:
-        """Whether all clients of this turn left without its answer, or may have, if that is known. Looks at the newest
-        state, not only at `turn`."""
+        """Whether all clients of this turn left without its answer. True also if its delivery is `uncertain`: they may
+        have left. Looks at the newest state, not only at `turn`."""
         if turn.id in self._deliveries.arrived:
             return False
         if turn.status in FINISHED and turn.delivery == "uncertain":
@@ -682,9 +682,9 @@ class Engine:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     async def note_lost(self, agent_key: int, turn_id: str | None) -> None:
-        """The connection to another proxy was lost. If that one has handed the answer on to this one, it is not known
-        whether the client has all of it. None: nor which turn it was; then all that are pending here are uncertain,
-        until it is noted that they arrived."""
+        """The connection to another proxy was lost. If it had handed the answer on to this proxy, the client may not
+        have all of it: the delivery is uncertain. If the turn is unknown (None), so are all of the agent's answers that
+        are pending here, until it is noted that they arrived."""
         try:
             for turn in await self.store.pending_deliveries():
                 of_hop = turn.agent_key == agent_key and turn_id in (None, turn.id) and turn.status in ON_PATH
