@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings as hypothesis_settings
 
 from cli_session_proxy.settings import Settings
@@ -30,7 +31,7 @@ from .forked import fork_server
 from .macos import FULLFSYNC, like_macos
 from .postgres import Postgres, server
 from .runtime import SHORT_LIVED
-from .until import POLL
+from .until import PATIENCE, POLL
 
 ROOT = Path(__file__).parent.parent
 # The folder of a distribution of its own, for the programs that tests start; pytest itself has it on its path.
@@ -51,8 +52,6 @@ CI = bool(os.environ.get("CI"))
 # Of the caller's environment these families never reach a test.
 FORBIDDEN = ("PG", "ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
 MakeSettings = Callable[..., Settings]
-# Seconds in which a process that is about to end has ended.
-SOON = 10.0
 
 # No test is about its time: a loaded machine is as good as a quiet one.
 hypothesis_settings.register_profile("untimed", deadline=None)
@@ -89,11 +88,19 @@ def one_tls_context() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> None:
+    """httpx waits five seconds unless it is told otherwise: less than a loaded machine takes. The proxy's own clients
+    each say how long they wait."""
+    DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = PATIENCE
+    DEFAULT_TIMEOUT_CONFIG.write = DEFAULT_TIMEOUT_CONFIG.pool = PATIENCE
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every process that the tests started is gone when they end, or soon after: a killed proxy's guardian looks for
     another second whether a CLI was left."""
     yield
-    mark, give_up = os.fsencode(tmp_path_factory.getbasetemp()), time.monotonic() + SOON
+    mark, give_up = os.fsencode(tmp_path_factory.getbasetemp()), time.monotonic() + PATIENCE
     parents = {os.getpid(), fork_server()}
     while (left := dict(processes(parents, mark=mark))) and time.monotonic() < give_up:
         time.sleep(POLL)
@@ -188,9 +195,9 @@ def make_settings(claude_env: dict[str, str], tmp_path: Path) -> MakeSettings:
             "var": tmp_path / "var",
             "claude_config_dir": tmp_path / "claude-config",
             "claude_env": claude_env,
-            "turn_timeout": 60.0,
-            "idle_timeout": 30.0,
-            "spawn_timeout": 30.0,
+            "turn_timeout": 120.0,
+            "idle_timeout": 60.0,
+            "spawn_timeout": 60.0,
             "stop_grace": 2.0,
             "drain_timeout": 10.0,
             "disconnect_grace": 2.0,

@@ -22,7 +22,7 @@ from cli_session_proxy.wires.registry import WIRES
 from .forked import Forked, forked
 
 # Seconds in which a process of ours starts, or ends.
-START = 30.0
+START = 60.0
 
 
 @asynccontextmanager

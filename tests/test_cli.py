@@ -32,7 +32,7 @@ from .conftest import ROOT
 from .fakes import TURN
 from .zones import machine_in
 
-SOON = 30
+SOON = 60
 
 
 def fill(var: Path, *agents: str) -> None:

@@ -173,7 +173,7 @@ BETWEEN = ("before it is put", "once it is put", "once it is read back")
 async def test_a_turn_that_comes_between_keeps_the_chain(settings: Settings, folder: Path, step: str) -> None:
     async with talked(settings) as engine:
         loop = asyncio.get_running_loop()
-        late = lambda: asyncio.run_coroutine_threadsafe(ask(engine, "late"), loop).result(30)  # noqa: E731
+        late = lambda: asyncio.run_coroutine_threadsafe(ask(engine, "late"), loop).result(60)  # noqa: E731
         place = Between(folder, step, late)
         outcome = await archiver_of(engine, place).archive(await agent_of(engine))
         assert outcome.stays == "it was continued meanwhile, or no longer exists"
@@ -188,7 +188,7 @@ async def test_a_turn_that_comes_between_keeps_the_chain(settings: Settings, fol
 async def test_a_rewind_that_comes_between_keeps_the_chain(settings: Settings, folder: Path, step: str) -> None:
     async with talked(settings) as engine:
         loop = asyncio.get_running_loop()
-        late = lambda: asyncio.run_coroutine_threadsafe(engine.rewind("local", "a", "-1"), loop).result(30)  # noqa: E731
+        late = lambda: asyncio.run_coroutine_threadsafe(engine.rewind("local", "a", "-1"), loop).result(60)  # noqa: E731
         outcome = await archiver_of(engine, Between(folder, step, late)).archive(await agent_of(engine))
         assert outcome.stays is not None
         assert (await agent_of(engine)).head == (await said(engine))[0][1].id

@@ -32,7 +32,7 @@ from ..scripted import Asker, Scripted, delta
 from ..talking import ask, heard, running
 from ..until import until
 
-SOON = 30.0
+SOON = 60.0
 
 
 class Terminal:

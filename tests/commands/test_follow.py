@@ -31,7 +31,7 @@ from ..serving import serving
 from ..talking import ask, running
 from .test_portable import fill, store_of, turn
 
-SOON = 30
+SOON = 60
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
         answer = await other.ask("one")
         assert answer is not None
         await other.tell("two")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         assert settings.claude_config_dir is not None
         [path] = settings.claude_config_dir.glob("projects/*/*.jsonl")

@@ -33,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 POLL = 0.01
-PATIENCE = 30.0
+PATIENCE = 60.0
 MODEL = "sonnet"
 # A line of the CLI's own request for a summary (1.0.120 and 2.1.330).
 ASKS_FOR_SUMMARY = "create a detailed summary"

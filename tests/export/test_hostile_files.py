@@ -469,7 +469,7 @@ async def test_only_files_are_copied_from_beside_an_adopted_transcript(
     (beside / "tool-results").symlink_to(tmp_path / "victim")
     (beside / "subagents" / "link.txt").symlink_to(tmp_path / "victim" / "key")
     os.mkfifo(beside / "subagents" / "pipe")
-    done = await asyncio.wait_for(moving.adopt(settings, "local", str(source), "a"), 30)
+    done = await asyncio.wait_for(moving.adopt(settings, "local", str(source), "a"), 60)
     new = project(settings, "a") / done.session_id
     assert [str(path.relative_to(new)) for path in new.rglob("*") if not path.is_dir()] == ["subagents/agent-1.jsonl"]
     assert done.files == 1

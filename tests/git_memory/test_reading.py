@@ -585,7 +585,7 @@ async def test_a_file_without_an_end_that_a_git_directory_is_named_by_is_not_rea
     (tree / "gitdir").unlink()
     os.mkfifo(tree / "gitdir")
     with pytest.raises(ConfigError, match="not its own"):
-        await asyncio.wait_for(earlier(repo.path, FIX, 10), 20)
+        await asyncio.wait_for(earlier(repo.path, FIX, 10), 60)
     (tree / "gitdir").unlink()
     with (tree / "gitdir").open("wb") as file:
         file.truncate(1 << 42)  # takes no room on the disk

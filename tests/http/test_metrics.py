@@ -145,7 +145,7 @@ async def test_what_the_engine_did_is_what_is_told(
         gate = HeldReply()
         upstream.when("wait", gate)
         waiting = [await engine.submit(request(text, agent="secret-agent-name")) for text in ("wait", "behind")]
-        await asyncio.wait_for(gate.reached.wait(), 30)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         during = samples((await http.get("/metrics")).text)
         gate.open()
         for answer in waiting:

@@ -45,7 +45,7 @@ async def limited(settings: Settings, cwd: Path, soft: int, hard: int) -> AsyncI
     assert process.stdout is not None
     said = b""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while b"listening on" not in (line := await process.stdout.readline()):
                 said += line
                 assert line, said

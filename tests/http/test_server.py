@@ -26,7 +26,7 @@ from cli_session_proxy.wires import answers
 from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn
 from ..until import until
 
-SOON = 10.0
+SOON = 60.0
 HELLO: dict[str, Any] = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
 Serving = Callable[..., "contextlib.AbstractAsyncContextManager[Door]"]
 

@@ -22,7 +22,7 @@ from cli_session_proxy.http.systemd import Systemd
 from ..conftest import ROOT, required
 from . import unit_calls
 
-SOON = 30
+SOON = 60
 UNIT = ROOT / "deploy" / "cli-session-proxy.service"
 CLUSTER = ROOT / "deploy" / "cluster.conf"
 CONFINED = ROOT / "deploy" / "confined.conf"

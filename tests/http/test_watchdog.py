@@ -48,14 +48,19 @@ def sleepy(seconds: float) -> None:
 
 @pytest.mark.parametrize("hold", [busy, sleepy])
 def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
-    run: Run, watchdog: Watchdog, hold: Callable[[float], None], caplog: pytest.LogCaptureFixture
+    run: Run,
+    watchdog: Watchdog,
+    hold: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(watchdogs, "LATE", 1.0)  # a loaded machine holds it up as well, but not for so long
     held: list[float] = []
 
     async def case() -> None:
         with watchdog.watching(held.append):
             await asyncio.sleep(0.3)
-            hold(1.5)
+            hold(2.0)
             await asyncio.sleep(0.3)
 
     run(case())
@@ -67,7 +72,6 @@ def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
 def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_counted_each_time(
     run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdogs, "LATE", 0.25)  # a loaded machine holds it up as well, but not for so long
     monkeypatch.setattr(watchdogs, "BEAT", 0.01)
     metrics = Metrics(GOING)
 
@@ -79,15 +83,20 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_coun
 
     run(case())
     assert [one["event"] for one in events(caplog)].count("event_loop_held") == 1
-    assert b"event_loop_held_seconds_count 5.0" in metrics.text()
+    counted = re.search(rb"event_loop_held_seconds_count (\S+)", metrics.text())
+    assert counted is not None
+    assert float(counted[1]) >= 5  # a loaded machine may hold it up once more
 
 
-def test_a_loop_that_waits_is_not_held_up(run: Run, watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_waits_is_not_held_up(
+    run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdogs, "LATE", 1.0)  # a loaded machine holds it up, but not for so long
     held: list[float] = []
 
     async def case() -> None:
         with watchdog.watching(held.append):
-            await asyncio.to_thread(time.sleep, 1.0)
+            await asyncio.to_thread(time.sleep, 1.5)
 
     run(case())
     assert (held, events(caplog)) == ([], [])
@@ -114,14 +123,17 @@ def test_a_signal_is_noted_at_once_and_acted_on_when_the_loop_is_free(run: Run, 
 
 PROGRAM = """
 import asyncio, sys, threading, time, uvloop
+from cli_session_proxy.http import watchdog as watchdogs
 from cli_session_proxy.http.watchdog import Watchdog, on_signals
+
+watchdogs.LAST_LOG = watchdogs.AFTER = {last}
 
 def block():
     {block}
 
 async def main():
     stop = asyncio.Event()
-    with on_signals(stop.set, lambda: watchdog.end_within(0.5)):
+    with on_signals(stop.set, lambda: watchdog.end_within({within})):
         print("ready", flush=True)
         {work}
         await stop.wait()
@@ -151,7 +163,9 @@ BLOCKS = {
 @pytest.mark.parametrize("what", BLOCKS)
 async def test_the_service_ends_whatever_keeps_it(what: str, runner: str) -> None:
     block, work, speaks = BLOCKS[what]
-    program = PROGRAM.format(block=block, work=work, runner=runner)
+    # A loaded machine may take a while for the last words; where there are none, Python's own watchdog ends it.
+    last = SOON if speaks else 1.0
+    program = PROGRAM.format(block=block, work=work, runner=runner, within=0.5, last=last)
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -171,7 +185,7 @@ async def test_the_service_ends_whatever_keeps_it(what: str, runner: str) -> Non
 
 
 async def test_a_service_that_ends_by_itself_is_not_disturbed() -> None:
-    program = PROGRAM.format(block="pass", work="pass", runner="uvloop")
+    program = PROGRAM.format(block="pass", work="pass", runner="uvloop", within=SOON, last=1.0)
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )

@@ -33,7 +33,7 @@ from ..no_cli import NoCli
 from ..serving import started
 from ..test_cli import fill
 
-SOON = 30
+SOON = 60
 BOTH = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
 
 

@@ -136,7 +136,7 @@ async def test_a_cli_that_was_left_all_the_same_is_ended_before_anything_is_sent
     async with other_proxy(settings) as other:
         assert await other.ask("one") is not None
         await other.tell("two")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         [note] = (settings.var / "run").glob("*/[0-9]*")
         children = psutil.Process(other.pid).children()
@@ -171,7 +171,7 @@ async def test_a_retry_of_what_was_queued_at_the_crash_is_a_new_attempt_of_the_s
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         await other.tell("two", wait=False, idempotency_key="k")
         await queued(settings, 1)
@@ -193,7 +193,7 @@ async def test_sigterm_drains_what_runs_and_waits(
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         await other.tell("two", wait=False)
         await queued(settings, 1)
@@ -212,7 +212,7 @@ async def test_the_drain_is_bounded_and_ends_turns_with_a_reason(
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         await other.tell("two", wait=False)
         await queued(settings, 1)

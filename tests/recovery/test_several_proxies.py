@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import cast
 
 from cli_session_proxy.engine.engine import Engine
 from turnfault.provider.script import HeldReply
@@ -19,7 +20,7 @@ from .test_kill import turns_of
 
 
 async def reached(gate: HeldReply) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await gate.reached.wait()
 
 
@@ -133,7 +134,7 @@ async def test_a_retry_that_comes_to_another_proxy_gets_the_running_turns_answer
 async def test_who_left_one_proxy_finds_its_turn_at_another(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2, disconnect_grace=1.0)
+    settings = make_settings(claude_bin=claude_2, disconnect_grace=3600.0)
     gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:
@@ -143,7 +144,9 @@ async def test_who_left_one_proxy_finds_its_turn_at_another(
         await until(lambda: is_undelivered(two, answer.turn_id))
         again = await two.submit(request("first"))
         assert again.turn_id == answer.turn_id
-        await asyncio.sleep(1.2)  # the first proxy's patience: it must see that somebody waits again
+        await until(lambda: one.store.followers(answer.turn_id))
+        # The grace is over: the first proxy sees that somebody waits again. Its timer is run by hand.
+        await cast("asyncio.Task[None]", one._live[answer.turn_id]._on_empty())
         gate.open()
         await again.turn()
         again.acknowledge()

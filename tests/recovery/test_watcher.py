@@ -19,7 +19,7 @@ async def test_what_a_person_adds_is_adopted_without_a_request(
         first = await ask(engine, "one")
         assert first.session_id is not None
         await by_hand(settings, first.session_id, "by hand")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 agent = await engine.store.agent("local", "a")
                 assert agent is not None

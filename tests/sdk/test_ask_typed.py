@@ -207,7 +207,7 @@ async def test_calls_of_one_answer_run_at_the_same_time(settings: Settings, upst
         return "second"
 
     def third() -> str:
-        assert told.wait(30)
+        assert told.wait(60)
         return "third"
 
     upstream.when("go", uses(("third", {}), ("first", {}), ("second", {})))

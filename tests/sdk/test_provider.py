@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -297,12 +296,10 @@ async def test_a_stream_that_fails_late_raises_after_its_text_and_is_not_acknowl
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_timeout_is_enforced_and_the_turn_left(engine: FakeEngine, stream: bool) -> None:
     engine.gate = asyncio.Event()
-    begun = time.monotonic()
     with pytest.raises(Exception, match="turn_timeout") as caught:
         await (chunks_of(timeout=0.2) if stream else ask(timeout=0.2))
     met = getattr(caught.value, "original_exception", caught.value)
     assert isinstance(met, exceptions.Timeout)
-    assert time.monotonic() - begun < 10
     assert engine.last.timeout == 0.2
     assert engine.answers[0].left.is_set()
     assert not engine.answers[0].acknowledged
@@ -312,17 +309,17 @@ async def test_the_timeout_is_enforced_and_the_turn_left(engine: FakeEngine, str
 async def test_the_timeout_holds_for_the_acceptance_too(engine: FakeEngine, stream: bool) -> None:
     engine.accepting = asyncio.Event()
     with pytest.raises(Exception, match="turn_timeout"):
-        await asyncio.wait_for(chunks_of(timeout=0.2) if stream else ask(timeout=0.2), 20)
+        await asyncio.wait_for(chunks_of(timeout=0.2) if stream else ask(timeout=0.2), 60)
 
 
 async def test_a_cancelled_call_leaves_its_turn(engine: FakeEngine) -> None:
     engine.gate = asyncio.Event()
     task = asyncio.create_task(ask())
-    assert await asyncio.to_thread(engine.waiting.wait, 20)
+    assert await asyncio.to_thread(engine.waiting.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(engine.all_left.wait, 20)
+    assert await asyncio.to_thread(engine.all_left.wait, 60)
     assert not engine.answers[0].acknowledged
 
 
@@ -333,7 +330,7 @@ async def test_a_stream_closed_half_way_leaves_its_turn(engine: FakeEngine) -> N
         if chunk.choices[0].delta.content:
             break
     await stream.aclose()
-    assert await asyncio.to_thread(engine.all_left.wait, 20)
+    assert await asyncio.to_thread(engine.all_left.wait, 60)
     assert not engine.answers[0].acknowledged
 
 
@@ -341,7 +338,7 @@ def test_a_sync_stream_that_is_dropped_leaves_its_turn(engine: FakeEngine) -> No
     stream = provider.handler.streaming(model="sonnet", messages=HELLO)
     assert next(stream).choices[0].delta.role == "assistant"
     stream.close()
-    assert engine.all_left.wait(20)
+    assert engine.all_left.wait(60)
     assert not engine.answers[0].acknowledged
 
 
@@ -402,7 +399,7 @@ async def test_an_engine_that_could_not_start_is_tried_again() -> None:
 async def test_closing_stops_the_engine_and_fails_what_is_open(engine: FakeEngine) -> None:
     engine.gate = asyncio.Event()
     task = asyncio.create_task(ask())
-    assert await asyncio.to_thread(engine.waiting.wait, 20)
+    assert await asyncio.to_thread(engine.waiting.wait, 60)
     await asyncio.to_thread(provider.close)
     with pytest.raises(exceptions.ServiceUnavailableError, match="closed"):
         await task

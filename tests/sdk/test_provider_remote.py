@@ -126,18 +126,18 @@ async def test_the_timeout_is_enforced_and_serve_sees_the_client_leave(
         await (chunks_of(base, timeout=1.0) if stream else ask(base, timeout=1.0))
     met = getattr(caught.value, "original_exception", None) or caught.value
     assert isinstance(met, exceptions.Timeout)
-    await asyncio.wait_for(engine.answers[0].left.wait(), 20)
+    await asyncio.wait_for(engine.answers[0].left.wait(), 60)
     assert not engine.answers[0].acknowledged
 
 
 async def test_a_cancelled_call_closes_its_connection(engine: FakeEngine, base: str) -> None:
     engine.gate = asyncio.Event()
     task = asyncio.create_task(ask(base))
-    assert await asyncio.to_thread(engine.waiting.wait, 20)
+    assert await asyncio.to_thread(engine.waiting.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(engine.answers[0].left.wait(), 20)
+    await asyncio.wait_for(engine.answers[0].left.wait(), 60)
 
 
 async def test_a_network_proxy_is_not_asked_for_a_serve_on_this_machine(

@@ -125,7 +125,7 @@ async def test_a_journal_entry_reaches_the_disk_by_itself(words: Words, monkeypa
 
     monkeypatch.setattr(sqlite, "sync", sync)
     await words.write("begun", Urgency.JOURNAL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await synced.wait()
     assert files == [f"{words.path}-wal"]
 

@@ -20,7 +20,7 @@ from cli_session_proxy.stores.sqlite import database as sqlite
 from ..talking import events
 from .words import Words, say
 
-PATIENCE = 10
+PATIENCE = 60
 
 
 class Disk:

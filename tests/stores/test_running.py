@@ -162,7 +162,7 @@ async def test_a_row_that_another_program_has_locked_keeps_only_its_own_write_wa
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM agents FOR UPDATE")
         accepting = asyncio.create_task(accepted(store, a_turn(agent, "t1")))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await store.arrival("local", "t1", "a"))[1] == agent
         await asyncio.sleep(0.05)
         assert not accepting.done()

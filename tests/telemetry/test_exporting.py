@@ -66,7 +66,7 @@ async def told(settings: Settings, upstream: Upstream, **headers: str) -> None:
         body = {"model": "sonnet", "messages": [{"role": "user", "content": "the launch is at dawn"}]}
         answer = await http.post("/v1/chat/completions", json=body, headers={"X-Agent-Id": "ada", **headers})
         assert answer.status_code == 200
-        await asyncio.wait_for(ended.wait(), 30)
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 class Ended(Observer):
@@ -182,7 +182,7 @@ async def test_a_collector_that_does_not_answer_keeps_nobody_waiting_and_what_is
     collector.open.clear()
     telemetry = exporting.Telemetry(settings_of(collector, metrics=False))
     end_turns(telemetry, 1)
-    assert await asyncio.to_thread(collector.reached.wait, 30)  # its thread waits for the answer now
+    assert await asyncio.to_thread(collector.reached.wait, 60)  # its thread waits for the answer now
     end_turns(telemetry, 30)
     assert telemetry.lost == 10
     collector.open.set()
@@ -214,7 +214,7 @@ def test_a_turn_of_which_nothing_can_be_told_is_counted(collector: Collector, mo
 
     monkeypatch.setattr(telemetry, "_record", fails)
     end_turns(telemetry, 1)
-    assert sent.wait(30)
+    assert sent.wait(60)
     monkeypatch.undo()
     end_turns(telemetry, 1)
     telemetry.close()

@@ -117,7 +117,7 @@ async def test_the_results_reach_the_model_once_when_the_process_is_gone(
         if how == "killed":
             os.killpg(process.pid, signal.SIGKILL)
         if how == "retired":
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await process._child.process.wait()
         if how != "restarted":
             answered = await ask(engine, results(result(weather, "sunny"), result(time, "noon")), tools=TOOLS)

@@ -128,7 +128,7 @@ async def test_a_gate_holds_the_answer_until_it_is_opened(upstream: Upstream, af
     gate = HeldReply(after=after)
     upstream.when("wait", gate)
     waiting = asyncio.create_task(post(upstream, body("wait here", stream=True)))
-    await asyncio.wait_for(gate.reached.wait(), 5)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     assert (await post(upstream, body("another"))).status_code == 200
     assert not waiting.done()
     gate.open()
@@ -139,16 +139,16 @@ async def test_a_client_that_leaves_a_stalled_answer_is_noticed(upstream: Upstre
     stall = Stall()
     upstream.next(stall)
     waiting = asyncio.create_task(post(upstream, body("hello", stream=True)))
-    await asyncio.wait_for(stall.reached.wait(), 5)
+    await asyncio.wait_for(stall.reached.wait(), 60)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     seen = await upstream.arrived()
-    await asyncio.wait_for(seen.done.wait(), 5)
+    await asyncio.wait_for(seen.done.wait(), 60)
     assert seen.outcome == "left"
 
 
 async def test_it_stops_while_an_answer_is_stalled() -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with Upstream() as upstream:
             upstream.next(stall := Stall(after=0))
             waiting = asyncio.create_task(post(upstream, body("hello")))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
@@ -24,6 +24,7 @@ from turnfault.provider.upstream import Upstream
 from ..conftest import ROOT, required
 from ..serving import serving
 from ..talking import running
+from ..until import PATIENCE
 
 # The first that is there: the same engine without windows of its own takes a third less of a processor.
 CHROMIUMS = ("chromium-headless-shell", "chromium")
@@ -33,6 +34,9 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 WIDE = {"width": 1360, "height": 860}
+# Playwright's own five seconds are less than a loaded machine takes.
+MILLISECONDS = 1000 * PATIENCE
+expect.set_options(timeout=MILLISECONDS)
 
 
 def found() -> Path | None:
@@ -49,7 +53,10 @@ async def _launched(chromium: Path, home: Path) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         # Playwright gives every browser a fresh user-data-dir under TMPDIR and removes it.
         browser = await playwright.chromium.launch(
-            executable_path=chromium, args=list(FLAGS), env={"HOME": str(home), "PATH": "/usr/bin:/bin"}
+            executable_path=chromium,
+            args=list(FLAGS),
+            timeout=MILLISECONDS,
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
         )
         try:
             yield browser
@@ -126,6 +133,7 @@ async def page_of(
     """The page at `/ui`, at this hash; whatever it reports as an error fails the test, but answers with the status
     that is `failing`."""
     page = _idle.pop() if _idle else await browser.new_page()
+    page.set_default_timeout(MILLISECONDS)
     await page.set_viewport_size({**WIDE, "width": width})  # type: ignore[typeddict-item]
     await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     faults: list[str] = []

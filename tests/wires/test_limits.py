@@ -172,7 +172,7 @@ def test_arguments_of_a_call_hold_no_number_that_is_not_json(wire: str, number: 
     assert "not JSON" in refused(wire, given).message
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("backwards", [True, False])
 def test_googles_results_find_their_calls_in_linear_time(ids: bool, backwards: bool) -> None:

@@ -521,4 +521,4 @@ async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Pat
     """The network stays open: without a key an agent's shell would read all chains over loopback."""
     settings = Settings(var=tmp_path / "var", port=0, profiles={"coder": CONFINED})
     with pytest.raises(ConfigError, match="--make-key"):
-        await asyncio.wait_for(serve(settings, lambda _line: None, Watchdog(), report=report), 30)
+        await asyncio.wait_for(serve(settings, lambda _line: None, Watchdog(), report=report), 60)

@@ -242,7 +242,7 @@ async def test_a_process_that_died_with_parameters_leaves_none_behind(
         first = await ask(engine, "begin")
         wanted = Parameters(max_tokens=4000, thinking=False)
         waiting = asyncio.create_task(ask(engine, "hold", parameters=wanted))
-        await asyncio.wait_for(gate.reached.wait(), 30)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         process = claude(engine).pool.peek(first.session_id or "")
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -176,7 +176,7 @@ async def test_an_answer_ends_before_a_stop_sequence_and_the_request_is_ended(
         asking = asyncio.create_task(ask(engine, "count", model="gpt", stop=("one ",)))
         turn = await asking
         assert (text(turn), turn.stop_reason, turn.stop_sequence) == ("", "stop_sequence", "one ")
-        await asyncio.wait_for(provider.left.wait(), 10)
+        await asyncio.wait_for(provider.left.wait(), 60)
         assert turn.usage.prompt_tokens > 0  # estimated: an answer that we end comes without a count
         hold.set()
         await ask(engine, "next", model="gpt")
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_ends_the_request(with_models: Callable[..., 
         with pytest.raises(TurnCancelled):
             await answer.turn()
         answer.leave()
-        await asyncio.wait_for(provider.left.wait(), 10)
+        await asyncio.wait_for(provider.left.wait(), 60)
         await ask(engine, "hello", model="gpt")
     assert texts(provider.openai[-1])[1:] == [("user", "hello")]
 
@@ -326,7 +326,7 @@ async def test_a_silent_provider_is_given_up(with_models: Callable[..., Settings
         provider.next(Reply("one two", hold=asyncio.Event()))
         with pytest.raises(ProxyError, match="nothing came from the model"):
             await ask(engine, "count", model="gpt")
-        await asyncio.wait_for(provider.left.wait(), 10)
+        await asyncio.wait_for(provider.left.wait(), 60)
 
 
 def test_a_key_that_is_not_there_is_named_at_start(make_settings: Callable[..., Settings]) -> None:

@@ -168,13 +168,16 @@ def test_an_error_in_a_stream_is_an_event_that_clients_raise_on() -> None:
 
 
 def test_a_thousand_chunks_cost_little() -> None:
-    writer = chat.ChunkWriter("turn_1", "sonnet", include_usage=False)
     events = [BlockDelta(0, {"type": "text_delta", "text": "some words "}) for _ in range(1000)]
-    before = time.process_time()
-    for event in events:
-        writer.feed(event)
-    # 5 ms on two shared cores; the bound leaves room for a loaded machine
-    assert time.process_time() - before < 0.05
+    times = []
+    for _ in range(5):
+        writer = chat.ChunkWriter("turn_1", "sonnet", include_usage=False)
+        before = time.process_time()
+        for event in events:
+            writer.feed(event)
+        times.append(time.process_time() - before)
+    # 5 ms on two shared cores. The best one: what a virtual machine does not get of its processor counts as used.
+    assert min(times) < 0.05
 
 
 def test_several_texts_are_one_string_streamed_or_not() -> None:

@@ -122,7 +122,7 @@ async def test_a_background_interaction_goes_on_without_its_client(proxy: Proxy,
     made = await client.interactions.create(model="sonnet", input="hello", background=True)
     assert made.status == "queued"
     assert made.id is not None
-    await asyncio.wait_for(gate.reached.wait(), 20)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     assert (await client.interactions.get(made.id)).status == "in_progress"
     gate.open()
     events = [event async for event in await client.interactions.get(made.id, stream=True)]
@@ -144,7 +144,7 @@ async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: 
     upstream.when("hello", gate)
     made = await client.interactions.create(model="sonnet", input="hello", background=True)
     assert made.id is not None
-    await asyncio.wait_for(gate.reached.wait(), 20)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     assert (await client.interactions.cancel(made.id)).status == "cancelled"
     assert (await client.interactions.get(made.id)).status == "cancelled"
     with pytest.raises(BadRequestError, match="the previous interaction is cancelled"):
@@ -160,7 +160,7 @@ async def test_a_background_interaction_of_a_dead_proxy_is_failed_with_a_reason(
     async with proxied_without_cli(quick, upstream) as (_, root), google_client(root) as client:
         made: Any = await client.interactions.create(model="sonnet", input="hello", background=True)
         assert made.id is not None
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
     async with proxied_without_cli(quick, upstream) as (_, root), google_client(root) as client:
         found = await client.interactions.get(made.id)
         assert found.status in ("failed", "cancelled")

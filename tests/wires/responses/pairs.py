@@ -90,7 +90,7 @@ async def begun(door: Door, conversation: str, upstream: Upstream, text: str) ->
     gate = HeldReply()
     upstream.when(text, gate)
     task = asyncio.create_task(said(door, conversation, text))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await gate.reached.wait()
     return task, gate
 
@@ -114,7 +114,7 @@ async def left(door: Door, conversation: str, upstream: Upstream, *words: str) -
     given = [message(text, "assistant" if at % 2 else "user") for at, text in enumerate(words)]
     body = {"model": "sonnet", "input": given, "conversation": conversation, "stream": True}
     async with door.http.stream("POST", "/v1/responses", json=body) as response:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         turn_id = response.headers["x-turn-id"]
     gate.open()

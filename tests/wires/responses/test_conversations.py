@@ -80,7 +80,7 @@ async def test_a_turn_that_fails_does_not_swallow_the_items(door: Door, upstream
     gate = HeldReply()
     upstream.next(gate)
     running = await door.openai.responses.create(model="sonnet", input="go", conversation=made.id, background=True)
-    await asyncio.wait_for(gate.reached.wait(), 20)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     await door.openai.responses.cancel(running.id)
     assert await texts(door, made.id) == ["remember a = 1"]
     told = await door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)

@@ -282,7 +282,7 @@ class Run:
         text, gate = self.new(), HeldReply()
         self.upstream.when(text, gate)
         response = await said(self.at(), self.conversation, text, background=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         await self.at().openai.responses.cancel(response.id)
 

@@ -202,7 +202,7 @@ async def test_a_running_response_can_be_read_while_it_runs(door: Door, upstream
     upstream.next(gate)
     started = await door.openai.responses.create(model="sonnet", input="go", background=True)
     assert started.status == "queued"
-    await asyncio.wait_for(gate.reached.wait(), 20)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     assert (await door.openai.responses.retrieve(started.id)).status == "in_progress"
     reading = asyncio.create_task(read_again(door, started.id))
     gate.open()
@@ -221,7 +221,7 @@ async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(
     running = await cli_door.openai.responses.create(
         model="sonnet", input="forget me", background=True, extra_body={"agent_id": "ada"}
     )
-    await asyncio.wait_for(gate.reached.wait(), 20)
+    await asyncio.wait_for(gate.reached.wait(), 60)
     cancelled = await cli_door.openai.responses.cancel(running.id)
     assert cancelled.status == "cancelled"
     assert (await cli_door.openai.responses.cancel(running.id)).status == "cancelled"

@@ -41,7 +41,7 @@ from .conftest import Door, client_of
 
 JSON = dict[str, Any]
 KEY = "alices-secret-0123456789"
-SOON = 30.0
+SOON = 60.0
 FINAL = ("response.completed", "response.incomplete", "response.failed", "error")
 
 

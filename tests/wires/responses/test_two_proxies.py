@@ -173,7 +173,7 @@ async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
         gate = HeldReply()
         upstream.when("say one", gate)
         response = await said(pair.a, conversation, "say one", background=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gate.reached.wait()
         await pair.b.openai.responses.cancel(response.id)
     elif how == "undelivered":
@@ -357,7 +357,7 @@ async def test_what_holds_on_is_decided_when_a_turn_runs(pair: Pair, upstream: U
     upstream.when("say one", gate)
     first = [message("Be terse.", "system"), message("say one")]
     running = asyncio.create_task(pair.a.openai.responses.create(model="sonnet", input=first, **named))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await gate.reached.wait()
     waiting = asyncio.create_task(pair.b.openai.responses.create(model="sonnet", input="say two", **named))
     await accepted(pair.a, "ada", 2)

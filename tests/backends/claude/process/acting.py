@@ -52,7 +52,7 @@ class Gate:
         self._open.set()
 
     async def reached(self) -> None:
-        await asyncio.wait_for(self._came.wait(), 10)
+        await asyncio.wait_for(self._came.wait(), 60)
 
     async def passed(self) -> None:
         if not self._open.is_set():

@@ -34,7 +34,7 @@ def fake_cli(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(tmp_path: Path, fake_cli: Path) -> Settings:
     return Settings(
-        var=tmp_path, claude_bin=fake_cli, stop_grace=0.5, spawn_timeout=10.0, max_processes=4, max_spawns=2
+        var=tmp_path, claude_bin=fake_cli, stop_grace=0.5, spawn_timeout=60.0, max_processes=4, max_spawns=2
     )
 
 

@@ -83,7 +83,7 @@ async def test_what_is_guarded_dies_with_the_proxy_and_what_was_released_does_no
         started.guard(one.pid, start_time(one.pid), one.stdin)
     started.release(another.pid)
     await started.close()  # for the program that is what the death of the proxy is: the end of its input
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
     assert another.process.poll() is None
 
 
@@ -103,7 +103,7 @@ async def test_where_this_user_sent_too_many_descriptors_it_is_told_without_one(
     started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
     assert started.pid == pid
     await started.close()
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
 
 
 def test_a_start_time_does_not_move_with_the_clock(sleeper: Sleeper, macos: None) -> None:
@@ -126,7 +126,7 @@ async def test_a_group_whose_first_process_has_ended_is_killed(started: Guardian
     try:
         started.guard(leader.pid, start_time(leader.pid), leader.stdin)
         os.kill(leader.pid, signal.SIGTERM)
-        leader.process.wait(10)
+        leader.process.wait(60)
         assert len(group(leader.pid)) == 1
         await started.close()
         await until(lambda: group(leader.pid) == [])
@@ -140,7 +140,7 @@ async def test_what_went_into_another_session_is_killed_by_its_mark(started: Gua
     try:
         started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
         await started.close()
-        assert stray.process.wait(10) == -signal.SIGKILL
+        assert stray.process.wait(60) == -signal.SIGKILL
         assert stranger.process.poll() is None
     finally:
         stray.end()
@@ -153,7 +153,7 @@ async def test_a_cli_that_was_started_just_as_its_proxy_died_is_killed_although_
     program = tmp_path / "starts.py"
     program.write_text(textwrap.dedent(STARTS))
     host = Sleeper([sys.executable, str(program)], {"PYTHONPATH": os.pathsep.join(sys.path)})
-    assert host.process.wait(10) == -signal.SIGKILL
+    assert host.process.wait(60) == -signal.SIGKILL
     left = int(host.said)
     try:
         await until(lambda: is_gone(left))
@@ -256,7 +256,7 @@ async def test_a_guardian_that_dies_is_replaced_and_told_everything(started: Gua
     await until(lambda: started.pid not in (None, first))
     assert is_gone(first)
     await started.close()
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
 
 
 async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
@@ -272,7 +272,7 @@ async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
     await until(lambda: started.pid is not None)
     assert is_gone(first)
     await started.close()
-    assert another.process.wait(10) == -signal.SIGKILL
+    assert another.process.wait(60) == -signal.SIGKILL
     assert sleeper.process.poll() is None
 
 
@@ -296,7 +296,7 @@ async def test_a_moment_without_descriptors_leaves_no_proxy_without_a_guardian(
     await until(lambda: started.pid not in (None, first))
     assert [event["event"] for event in events(caplog)].count("no_guardian") == 1
     await started.close()
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -344,7 +344,7 @@ async def test_signals_that_are_meant_for_the_proxy_do_not_end_it(started: Guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     await started.close()
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
 
 
 async def test_where_it_cannot_be_started_the_clis_run_all_the_same(
@@ -364,7 +364,7 @@ async def test_in_a_program_that_embeds_python_it_runs_on_the_systems_own(
     await guardian.start()
     guardian.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
     await guardian.close()
-    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.wait(60) == -signal.SIGKILL
 
 
 FORKS = """
@@ -405,7 +405,7 @@ async def test_a_process_forked_from_the_proxy_does_not_keep_the_guardian_waitin
     program.write_text(textwrap.dedent(FORKS))
     host = Sleeper([sys.executable, str(program)], {"PYTHONPATH": os.pathsep.join(sys.path)})
     try:
-        assert host.process.wait(10) == -signal.SIGKILL
+        assert host.process.wait(60) == -signal.SIGKILL
         await until(lambda: is_gone(int(host.said)))
     finally:
         host.end()

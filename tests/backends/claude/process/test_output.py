@@ -253,7 +253,7 @@ def test_a_fault_while_it_is_read_is_its_end(new_loop: Callable[[], asyncio.Abst
         Heard(output).begin(fault).listening = True
         theirs.sendall(line(1) + line(2, "control_request") + line(3))
         try:
-            return await asyncio.wait_for(rest(output), 20)
+            return await asyncio.wait_for(rest(output), 60)
         finally:
             transport.close()
             await output.close()

@@ -82,7 +82,7 @@ async def test_at_the_limit_the_longest_idle_one_makes_room(settings: Settings, 
 
 
 async def test_one_starts_while_the_evicted_one_ends_and_no_further_one(settings: Settings, fake: Fake) -> None:
-    pool = Pool(bounded(settings, max_processes=1, spawn_timeout=30))
+    pool = Pool(bounded(settings, max_processes=1, spawn_timeout=60))
     evicted, _ = await pool.checkout(await fake("stubborn"))  # it does not end by itself
     await ask(evicted)
     await pool.checkin(evicted)
@@ -95,11 +95,13 @@ async def test_one_starts_while_the_evicted_one_ends_and_no_further_one(settings
 
 
 async def test_when_all_are_busy_it_waits_and_then_says_so(settings: Settings, fake: Fake) -> None:
-    pool = Pool(bounded(settings, max_processes=1, spawn_timeout=0.3))
+    bounds = bounded(settings, max_processes=1, spawn_timeout=0.3)
+    pool = Pool(bounds)
     process, _ = await pool.checkout(await fake())
     with pytest.raises(QueueFull) as full:
         await pool.checkout(await fake())
     assert full.value.retry_after
+    bounds.spawn_timeout = 60.0  # from here on it gets its place, and a loaded machine takes a while to end the other
     waiting = asyncio.create_task(pool.checkout(await fake()))
     await asyncio.sleep(0)
     await pool.checkin(process)
@@ -112,7 +114,7 @@ async def test_when_all_are_busy_it_waits_and_then_says_so(settings: Settings, f
 async def test_a_start_that_finds_no_descriptor_waits_while_there_is_a_process_that_may_free_some(
     settings: Settings, fake: Fake, monkeypatch: pytest.MonkeyPatch, gives_way: bool
 ) -> None:
-    pool = Pool(bounded(settings, max_processes=4, spawn_timeout=30 if gives_way else 0.3))
+    pool = Pool(bounded(settings, max_processes=4, spawn_timeout=60 if gives_way else 0.3))
     busy, _ = await pool.checkout(await fake())
     spawn, tries = ClaudeProcess.spawn, 0
 
@@ -234,7 +236,7 @@ async def test_a_process_that_died_while_idle_is_replaced(settings: Settings, fa
 async def test_only_so_many_start_at_once_and_a_failed_start_gives_its_place_back(
     settings: Settings, fake: Fake
 ) -> None:
-    pool = Pool(bounded(settings, max_spawns=1, max_processes=1, spawn_timeout=5.0))
+    pool = Pool(bounded(settings, max_spawns=1, max_processes=1, spawn_timeout=60))
     broken = await fake(cwd=settings.var / "nowhere")
     for _ in range(2):
         with pytest.raises(Exception, match="not a directory"):
@@ -279,7 +281,7 @@ async def test_a_turn_that_is_cancelled_just_after_its_checkout_leaves_no_proces
 
     def total_cost(_: Path) -> float:
         loop.call_soon_threadsafe(reached.set)
-        goes_on.wait(10)
+        goes_on.wait(60)
         return 0.0
 
     monkeypatch.setattr(transcript, "total_cost", total_cost)

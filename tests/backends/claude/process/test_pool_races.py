@@ -80,10 +80,10 @@ async def test_who_waits_for_a_place_gets_it_before_who_comes_later(stage: Stage
         given_back = asyncio.create_task(given(pool, first))
         later = asyncio.create_task(taken(pool))  # runs before the one that waits has noticed
         await given_back
-        second = await asyncio.wait_for(waiting, 10)
+        second = await asyncio.wait_for(waiting, 60)
         assert not later.done()
         await given(pool, second)
-        await asyncio.wait_for(later, 10)
+        await asyncio.wait_for(later, 60)
 
 
 async def test_no_more_idle_ones_end_than_there_are_who_wait(stage: Stage) -> None:
@@ -107,7 +107,7 @@ async def test_one_that_takes_long_to_end_keeps_nobody_from_another_place(stage:
         await stage.gates["close"].reached()
         busy.returncode, busy.closes_at_once = 0, True
         await given(pool, busy)
-        assert (await asyncio.wait_for(waiting, 10)).alive
+        assert (await asyncio.wait_for(waiting, 60)).alive
 
 
 async def test_processes_that_weigh_less_than_thought_let_the_next_one_start(
@@ -127,8 +127,8 @@ async def test_processes_that_weigh_less_than_thought_let_the_next_one_start(
         await still()
         assert not waiting.done()
         first.started.set()
-        await asyncio.wait_for(weighed.wait(), 10)
-        await asyncio.wait_for(waiting, 10)  # nobody has given anything back
+        await asyncio.wait_for(weighed.wait(), 60)
+        await asyncio.wait_for(waiting, 60)  # nobody has given anything back
 
 
 @pytest.mark.parametrize("limits", [{"max_processes": 1}, {"max_processes": 100, "max_memory": 1}])

@@ -67,7 +67,7 @@ async def test_no_other_request_reaches_the_model(
         ]
         assert isinstance(events[-1], Called)
         await pool.checkin(process)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await upstream.requests[0].done.wait()
             await ends(pool, process, real, claude_2)
         assert is_gone(process.pid)

@@ -51,7 +51,7 @@ class Watched:
 
         task = asyncio.create_task(writing())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 return await anext(self.changes)
         finally:
             task.cancel()
@@ -138,7 +138,7 @@ async def test_a_new_agents_folder_is_watched_and_what_was_written_there_before_
 
     watched.known.add(ONE)
     making = asyncio.create_task(new())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await anext(watched.changes) == TWO
     await making
     watched.known.add(TWO)

@@ -163,7 +163,7 @@ async def test_such_an_entry_in_the_register_of_sessions_is_passed_over(make: Ma
     (tmp_path / "sessions").mkdir()
     make(tmp_path / "sessions" / "1.json")
     (tmp_path / "sessions" / "2.json").write_text('{"a":' * 2000)
-    assert await asyncio.wait_for(holder(tmp_path, "s"), 20) is None
+    assert await asyncio.wait_for(holder(tmp_path, "s"), 60) is None
 
 
 # --- lines that nest too deep
