@@ -7,11 +7,12 @@ import contextlib
 import json
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from turnfault.ports import free_port
 
 from . import machine
 from .client import Connections, RefusedError, Timing
@@ -169,9 +170,3 @@ async def _healthy(port: int, path: str) -> bool:
     finally:
         connections.close()
     return True
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnfault.ports import free_port
+
 from .postgres import PATIENCE, needed
 
 
@@ -18,9 +20,7 @@ class Redis:
     """A server that keeps nothing. `options`: more of its command line."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port: int = listener.getsockname()[1]
+        self.port = free_port()
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None

@@ -22,7 +22,7 @@ from cli_session_proxy.wires.registry import WIRES
 from .forked import Forked, forked
 
 # Seconds in which a process of ours starts, or ends.
-START = 60.0
+START = 120.0
 
 
 @asynccontextmanager
@@ -60,7 +60,8 @@ async def serve(settings: Settings, cwd: Path, program: Callable[[], None] = mai
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
         "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
-        "spares": settings.spares, "self_check": settings.self_check, "backend": settings.backend,
+        "spares": settings.spares, "keepalive": settings.keepalive, "self_check": settings.self_check,
+        "backend": settings.backend,
     }  # fmt: skip
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     if settings.store is not None:

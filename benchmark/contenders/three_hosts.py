@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import socket
 import sys
+
+from turnfault.ports import free_port
 
 HOSTS = 3
 # Seconds between two tries to reach a proxy that starts, and for all of them to be there.
 POLL, START = 0.05, 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 async def main(port: int, folder: str, config: str, claude: str, store: str) -> None:

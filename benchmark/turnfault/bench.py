@@ -7,7 +7,6 @@ import difflib
 import gzip
 import json
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
+
+from turnfault.ports import free_port
 
 from . import report, summary
 from .errors import TargetError
@@ -56,8 +57,7 @@ class Options:
         return self.name or self.targets[0]
 
     def placed(self, folder: Path) -> Options:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
+        port = str(free_port())
 
         def filled(text: str | None) -> str | None:
             return None if text is None else text.replace("{port}", port).replace("{folder}", str(folder))

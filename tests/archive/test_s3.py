@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import socket
 import subprocess
 import tracemalloc
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from cli_session_proxy.commands import moving
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, NotFound, StoreUnavailable
 from cli_session_proxy.settings import Settings
+from turnfault.ports import free_port
 
 from ..engine.test_core import core
 from .test_archiving import agent_of, portable_part, said, talked
@@ -36,9 +36,7 @@ def endpoint(rclone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A server with one empty bucket, known to its program by one key."""
     root = tmp_path_factory.mktemp("s3")
     (root / BUCKET).mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY_ID},{SECRET}", root],
         env={"HOME": str(root), "RCLONE_CONFIG": "/dev/null", "PATH": os.environ["PATH"]},

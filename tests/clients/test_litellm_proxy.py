@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import select
-import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ import openai
 import pytest
 
 from cli_session_proxy.settings import Settings
+from turnfault.ports import free_port
 from turnfault.provider.upstream import Upstream
 
 from ..litellm_offline import exceptions, litellm, offline_environment, provider
@@ -57,8 +57,7 @@ class Proxy:
 @asynccontextmanager
 async def litellm_proxy(config: Path, env: dict[str, str], cwd: Path) -> AsyncIterator[Proxy]:
     """The real `litellm --config`, started from an own directory, ended by SIGTERM."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).parent / "litellm"),
         "--config", str(config), "--host", "127.0.0.1", "--port", str(port),

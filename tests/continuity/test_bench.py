@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from turnfault.ports import free_port
 from turnfault.running import provider, run
 from turnfault.score import score
 from turnfault.talk import Talk
 from turnfault.targets.server import ServerTarget
 
-from ..turnfault.test_rows import free_port
 from . import score as scores_of_the_matrix
 from . import talk as talks_of_the_matrix
 from .report import Report

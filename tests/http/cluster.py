@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,6 +16,7 @@ from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from turnfault.ports import free_port
 
 from ..engine.test_core import Model, words
 from ..memory_backend import MemoryBackend
@@ -24,13 +24,6 @@ from ..serving import serving
 
 KEY = "the-key-of-this-cluster"
 PATIENCE = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Host:

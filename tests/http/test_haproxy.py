@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from turnfault.ports import free_port
 
 from ..conftest import ROOT, required
 from ..until import until
@@ -56,8 +57,7 @@ class Host:
 async def balanced() -> AsyncIterator[tuple[dict[str, Host], httpx.AsyncClient]]:
     found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     program = required(Path(found) if found else None, "make tools", what="HAProxy")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = f"127.0.0.1:{free_port()}"
     async with AsyncExitStack() as stack:
         hosts = {name: Host(name) for name in NAMES}
         for host in hosts.values():

@@ -26,6 +26,7 @@ from cli_session_proxy.http import keys, relay
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy.wires import answers
+from turnfault.ports import free_port
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
@@ -35,7 +36,7 @@ from ..matrix import rest_in_full
 from ..recovery.others import paused, store_file
 from ..serving import serve
 from ..until import until
-from .cluster import KEY, PATIENCE, Line, free_port
+from .cluster import KEY, PATIENCE, Line
 from .test_proofs import Stranger, stranger
 
 PROMPT, OTHER = "the word is marmalade", "the word is tangerine"

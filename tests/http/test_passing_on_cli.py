@@ -8,11 +8,12 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
+from turnfault.ports import free_port
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serve
-from .cluster import KEY, free_port
+from .cluster import KEY
 
 
 async def test_the_cli_stays_warm_behind_another_host_and_goes_on_when_that_one_is_killed(

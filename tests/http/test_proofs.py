@@ -19,8 +19,9 @@ from cli_session_proxy.http.hop import REFUSED
 from cli_session_proxy.http.proof import BODY, HOP_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.sql.tables import proxies
+from turnfault.ports import free_port
 
-from .cluster import KEY, Host, cluster, free_port, line
+from .cluster import KEY, Host, cluster, line
 from .test_passing_on import behind, said
 
 PROMPT = "the word is marmalade"

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
@@ -21,6 +20,7 @@ import httpx
 import pytest
 
 from cli_session_proxy.settings import load
+from turnfault.ports import free_port
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT
@@ -138,8 +138,7 @@ def _inside(tmp_path: Path, value: str) -> str:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 async def healthy(port: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,9 +14,12 @@ import httpx
 import openai
 import pytest
 
+from cli_session_proxy.cli import main
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
+from cli_session_proxy.wires import answers
+from turnfault.ports import free_port
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
@@ -27,6 +29,7 @@ from ..serving import START, serve
 from ..until import until
 from .test_several_proxies import reached
 
+PATIENCE = 600.0
 SAID: Any = [{"role": "user", "content": "remember a = 1"}]
 ANSWER = "Noted: a is 1."
 
@@ -56,9 +59,11 @@ async def with_an_anthropic_stream(url: str) -> str:
         return await events.get_final_text()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def serve_without_an_early_head() -> None:
+    """A stream's client tries again by itself only until it has the answer's head: none comes before the first words,
+    however slow the machine is."""
+    answers.FIRST_SIGN = PATIENCE
+    main()
 
 
 async def all_turns(settings: Settings) -> list[Turn]:
@@ -79,10 +84,10 @@ async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_pro
     upstream: Upstream,
     tmp_path: Path,
 ) -> None:
-    settings = make_settings(claude_bin=claude_2, port=free_port(), drain_timeout=0.2)
+    settings = make_settings(claude_bin=claude_2, port=free_port(), drain_timeout=0.2, keepalive=PATIENCE)
     upstream.next(HeldReply())
     async with AsyncExitStack() as first:
-        url, process = await first.enter_async_context(serve(settings, tmp_path))
+        url, process = await first.enter_async_context(serve(settings, tmp_path, serve_without_an_early_head))
         asking = asyncio.create_task(ask(url))
         await upstream.arrived()
         process.send_signal(signal.SIGTERM)

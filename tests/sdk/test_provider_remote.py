@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from cli_session_proxy import errors
 from cli_session_proxy.settings import Settings
+from turnfault.ports import free_port
 
 from ..fake_engine import FakeEngine
 from ..litellm_offline import exceptions, litellm, provider
@@ -148,10 +148,8 @@ async def test_a_network_proxy_is_not_asked_for_a_serve_on_this_machine(
 
 
 async def test_no_server_there_says_what_to_do(engine: FakeEngine) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     with pytest.raises(exceptions.ServiceUnavailableError, match="start `serve`"):
-        await ask(f"http://127.0.0.1:{port}")
+        await ask(f"http://127.0.0.1:{free_port()}")
 
 
 @pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1/v1", "http://127.0.0.1:x/v1"])

@@ -54,6 +54,7 @@ from cli_session_proxy_store_conformance.samples import (
     opened,
     turn_of,
 )
+from turnfault.ports import free_port
 
 from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, server, unprivileged
 from ..until import until
@@ -721,11 +722,6 @@ def answers_at(port: int) -> bool:
     with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port))):
         return True
     return False
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as one:
-        return int(one.getsockname()[1])
 
 
 # What one transaction might leave to the next one on its session shows in leases and claims.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from cli_session_proxy import cli
 from turnfault import bench, faults, rows
 from turnfault import report as table
 from turnfault.errors import TargetError
+from turnfault.ports import free_port
 from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 from turnfault.running import TOLD, RowResult, provider, run
@@ -34,12 +34,6 @@ from ..without_cli import proxied_without_cli
 TOY = Path(__file__).parent / "toy.py"
 # Turns that a test tells by itself.
 KNOWN = 3
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def command(kind: str, port: int) -> str:

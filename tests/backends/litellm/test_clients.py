@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
-from bench.servers import free_port
 from cli_session_proxy.settings import Settings
+from turnfault.ports import free_port
 
 from ...talking import ask, running
 from .servers import Provider
