@@ -34,6 +34,15 @@ def holding(word: str, folder: Path | None, pattern: str = "*") -> list[Path]:
     return found
 
 
+def opened_files() -> list[str]:
+    """The paths of the files and folders that this process has open (Linux)."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one of this listing
+            found.append(os.readlink(fd))
+    return found
+
+
 @contextlib.contextmanager
 def bound_by_modes() -> Iterator[None]:
     """This thread is refused what a folder's mode refuses, also if it is root's."""

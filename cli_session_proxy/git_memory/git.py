@@ -162,8 +162,10 @@ class Repository:
         elif common == git_dir.parent.parent != git_dir:  # a linked work tree: the git directory names it
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # it may be no plain file
             line = b""
-            with contextlib.suppress(OSError), open(os.open(git_dir / "gitdir", flags), "rb") as file:
-                line = file.read(LONGEST_PATH).strip()
+            with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+                fd = os.open(git_dir / "gitdir", flags)
+                closing.callback(os.close, fd)  # `open(fd)` leaves a folder's descriptor open
+                line = os.read(fd, LONGEST_PATH).strip()
             is_own = line == os.fsencode(top / ".git")
         else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()

@@ -19,6 +19,7 @@ from cli_session_proxy.errors import ConfigError, InvalidRequest
 from cli_session_proxy.git_memory import attempts, git
 from cli_session_proxy.git_memory.attempts import NOTES, Earlier, earlier, write
 
+from ..files import opened_files
 from .repository import Repo, attempt
 
 FIX = "login-500"
@@ -591,6 +592,11 @@ async def test_a_file_without_an_end_that_a_git_directory_is_named_by_is_not_rea
         file.truncate(1 << 42)  # takes no room on the disk
     with pytest.raises(ConfigError, match="not its own"):
         await earlier(repo.path, FIX, 10)
+    (tree / "gitdir").unlink()
+    (tree / "gitdir").mkdir()  # `open` leaves a folder's descriptor open
+    with pytest.raises(ConfigError, match="not its own"):
+        await earlier(repo.path, FIX, 10)
+    assert str(tree / "gitdir") not in opened_files()
 
 
 async def test_where_less_memory_is_allowed_git_runs_with_that(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:

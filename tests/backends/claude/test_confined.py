@@ -35,6 +35,7 @@ from turnfault.provider.script import ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings, required
+from ...files import opened_files
 from ...talking import ask, heard, running, text
 
 # A program's argument that no other run of this test has.
@@ -263,6 +264,10 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
         assert "NaN" not in login.read_text()
         await shells.run(engine, "confined", f"rm {login}; mkdir {login}")
         assert login.is_file()
+        with pytest.raises(SandboxError, match="the login cannot be copied"):
+            await shells.run(engine, "confined", "true")
+        await shells.run(engine, "second", "true")
+        assert not [path for path in opened_files() if Path(path).name == login.name]
 
 
 async def test_a_confined_cli_with_a_login_of_its_own_is_lent_no_other(

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from .... import logs
 from ....sandbox import LOGINS, make_private
+from ..transcript.entries import contents
 
 log = logs.get(__name__)
 
@@ -118,15 +118,10 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content; None for a file that is not regular, or too large."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            content = file.read(LONGEST + 1)
-            return content if len(content) <= LONGEST else None
-    except OSError:  # missing, or a link: an agent could let it lead to any file
-        return None
+    """The content; None for a file that is missing, not regular or too large."""
+    with contextlib.suppress(OSError):
+        return contents(path, most=LONGEST)
+    return None
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
@@ -138,7 +133,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically, with mode 0600. Replaces anything that an agent put there."""
+    """Write a file atomically, with mode 0600. Replaces a link that an agent put there, and no folder (OSError)."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".login-")
     try:
         with open(handle, "wb") as file:

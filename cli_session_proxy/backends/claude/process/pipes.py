@@ -3,13 +3,18 @@
 A program inside can write into its CLI's output. While the kernel copies what it writes, it holds a lock on the pipe,
 and every reader waits for that, however the pipe is opened. A program can make it last: what it writes can be pages of
 a file that is being shortened (15 s for one with 20,000 holes). The event loop must not wait for that.
+
+A program can also pass its CLI's output on to another agent's program, over a socket in a folder that both write. So
+the output may not end with its CLI, and a reader that is closed does not wait for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from threading import Event, Thread
+import os
+import select
+from threading import Event, Lock, Thread
 from typing import IO
 
 from .frames import READ_SIZE
@@ -27,6 +32,8 @@ class ThreadReader(asyncio.ReadTransport):
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._go_on = Event()
+        self._closed = os.eventfd(0, os.EFD_CLOEXEC)  # readable from then on
+        self._closed_lock = Lock()  # its descriptor may be another file's after the thread
         self._paused = self._closing = False
         protocol.connection_made(self)
         Thread(target=self._read, name=f"output-{pipe.fileno()}", daemon=True).start()
@@ -47,14 +54,20 @@ class ThreadReader(asyncio.ReadTransport):
 
     def _read(self) -> None:
         failed: Exception | None = None
+        any_data = select.poll()
+        any_data.register(self._pipe, select.POLLIN)
+        any_data.register(self._closed, select.POLLIN)
         try:
-            while self._go_on.wait() and not self._closing and (data := self._pipe.read(READ_SIZE)):
+            while self._go_on.wait() and any_data.poll() and not self._closing and (data := self._pipe.read(READ_SIZE)):
                 self._go_on.clear()
                 self._loop.call_soon_threadsafe(self._receive, data)
         except (OSError, RuntimeError) as exc:  # a RuntimeError: the loop is closed
             failed = exc
         finally:
             self._pipe.close()
+            with self._closed_lock:
+                os.close(self._closed)
+                self._closed = -1
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._lose, failed)
 
@@ -73,4 +86,7 @@ class ThreadReader(asyncio.ReadTransport):
         if not self._closing:
             self._closing = True
             self._go_on.set()
+            with self._closed_lock:
+                if self._closed >= 0:
+                    os.eventfd_write(self._closed, 1)
             self._loop.call_soon(self._protocol.connection_lost, failed)

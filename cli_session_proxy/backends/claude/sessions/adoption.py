@@ -268,7 +268,7 @@ class _Adoption:
         if self.unreadable:
             names = ", ".join(map(printable, self.unreadable[:3]))
             others = " and others" if len(self.unreadable) > 3 else ""
-            yield f"this user may not read {names}{others} beside the transcript: left out"
+            yield f"this user may not read {names}{others} beside the transcript, or it is too large: left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
         yield from self.foreign.notes()

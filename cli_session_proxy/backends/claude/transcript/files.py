@@ -12,10 +12,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import io
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -144,16 +142,22 @@ def _opened_in(
 
 def copy_beside(source: Path, target: Path) -> tuple[int, list[str]]:
     """Copy the files that belong to one transcript to those of another. Returns how many, and the files and folders
-    that this user may not read.
+    that are not copied: this user may not read them, or they are too large. A file may claim any size without a disk
+    that has it.
 
     Raises `SandboxError` for a link on the way, OSError.
     """
-    copied = 0
+    copied = total = 0
     unreadable: list[str] = []
     for name, opened in _opened_beside(source, unreadable):
+        data = opened.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE or total + len(data) > MOST_COPIED:
+            unreadable.append(str(name))
+            continue
+        total += len(data)
         place = PurePosixPath(checked(target).stem, *name.parts[1:])
         with folder_below(target.parent, place) as folder:
-            _write_in(folder, place.name, opened)
+            _write_in(folder, place.name, data)
             state = os.fstat(opened.fileno())
             os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         copied += 1
@@ -228,16 +232,16 @@ def write_below(project: Path, name: str, data: bytes) -> bool:
             existing = os.lstat(place.name, dir_fd=folder)
             if stat.S_ISREG(existing.st_mode) and existing.st_size == len(data):
                 return False
-        _write_in(folder, place.name, io.BytesIO(data))
+        _write_in(folder, place.name, data)
         return True
 
 
-def _write_in(folder: int, name: str, source: BinaryIO) -> None:
+def _write_in(folder: int, name: str, data: bytes) -> None:
     fresh = f".{os.getpid()}-{os.urandom(8).hex()}"
     created = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         with open(created, "wb") as file:
-            shutil.copyfileobj(source, file)
+            file.write(data)
         os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(fresh, dir_fd=folder)
@@ -252,10 +256,11 @@ def _write_in(folder: int, name: str, source: BinaryIO) -> None:
 KIND = "cli-session-proxy/file"
 _OPENING = f'{{"type":"{KIND}"'
 
-# Larger files are not stored: the model does not read outputs of that size. The other limits are per turn: files and
-# bytes.
+# Larger files are neither stored nor copied: the model does not read outputs of that size. The other limits are per
+# turn: files and bytes. And bytes that are copied at once.
 MAX_FILE = 64 * 1024 * 1024
 MAX_FILES, MAX_TOTAL = 10_000, 4 * MAX_FILE
+MOST_COPIED = 16 * MAX_TOTAL
 
 
 def gather(path: Path, after: int | None, kept: int = 0) -> list[Record]:

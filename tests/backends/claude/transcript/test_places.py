@@ -161,6 +161,25 @@ def test_what_cannot_be_read_is_not_removed_where_a_transcript_is_moved(
     assert target.exists()
 
 
+def test_files_that_claim_more_than_any_disk_has_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confined agent's quota does not count what a file has no blocks for. Its copy would fill the disk."""
+    monkeypatch.setattr(files, "MAX_FILE", 1024)
+    monkeypatch.setattr(files, "MOST_COPIED", 3072)
+    source, target = (tmp_path / folder / f"{SESSION}.jsonl" for folder in ("one", "two"))
+    beside = source.with_suffix("")
+    beside.mkdir(parents=True)
+    source.touch()
+    for name, size in (("a", 1 << 43), ("b", 1024), ("c", 1024), ("d", 1024), ("e", 1024)):
+        with (beside / name).open("wb") as file:
+            file.truncate(size)
+    files.move(source, target)
+    assert sorted(path.name for path in target.with_suffix("").iterdir()) == ["b", "c", "d"]
+    assert sorted(path.name for path in beside.iterdir()) == ["a", "b", "c", "d", "e"]
+    assert target.exists()
+
+
 def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Path) -> None:
     source, outside = tmp_path / "one" / f"{SESSION}.jsonl", tmp_path / "outside"
     result = source.with_suffix("") / "tool-results" / "x.txt"
