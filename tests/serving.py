@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.cli import main
+from cli_session_proxy.http import server as http_server
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
@@ -53,8 +54,16 @@ async def started(engine: Any, settings: Settings) -> AsyncIterator[str]:
         await engine.stop()
 
 
+def unhurried() -> None:
+    """`cli-session-proxy`, which at its end does not give up before a loaded machine has ended all it runs."""
+    http_server.LAST_BYTES, http_server.LAST_RESORT = int(START), 2 * START
+    main()
+
+
 @asynccontextmanager
-async def serve(settings: Settings, cwd: Path, program: Callable[[], None] = main) -> AsyncIterator[tuple[str, Forked]]:
+async def serve(
+    settings: Settings, cwd: Path, program: Callable[[], None] = unhurried
+) -> AsyncIterator[tuple[str, Forked]]:
     """`cli-session-proxy serve` in the built-up environment of the test, and its address. SIGTERM at the end."""
     named = {
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,

@@ -34,7 +34,7 @@ from ..conftest import MakeSettings
 from ..forked import Forked
 from ..matrix import rest_in_full
 from ..recovery.others import paused, store_file
-from ..serving import serve
+from ..serving import serve, unhurried
 from ..until import until
 from .cluster import KEY, PATIENCE, Line
 from .test_proofs import Stranger, stranger
@@ -99,7 +99,7 @@ async def start(make_settings: MakeSettings, claude_2: Path, tmp_path: Path) -> 
     """Starts one more proxy on the same `var`, which needs a key."""
     async with AsyncExitStack() as stack:
 
-        async def started(program: Callable[[], None] = main, **more: Any) -> Proxy:
+        async def started(program: Callable[[], None] = unhurried, **more: Any) -> Proxy:
             port = more.pop("port", None) or free_port()
             told = {"advertise": f"http://127.0.0.1:{port}", "cluster_key": SecretStr(KEY), **more}
             settings = make_settings(claude_bin=claude_2, port=port, lease=LEASE, **told)

@@ -18,7 +18,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard
-from ..until import until
+from ..until import PATIENCE, until
 from ..without_cli import ScriptedModel
 from .test_kill import turns_of
 
@@ -170,6 +170,7 @@ async def test_a_database_locked_by_another_program_is_waited_for_and_then_refus
     settings = make_settings()
     store = FailingStore(settings, busy_timeout=0.3)
     async with on_store(settings, store, upstream) as engine:
+        store.database.busy_timeout = PATIENCE  # SQLite alone waits so briefly: no write that a loaded machine holds up
         await ask(engine, "one")
         other = sqlite3.connect(settings.var / FILE, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

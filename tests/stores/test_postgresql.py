@@ -269,13 +269,16 @@ async def test_two_transactions_that_wait_for_each_other_both_happen(postgres_ur
 
 
 async def test_a_row_that_somebody_keeps_locked_is_waited_for_and_then_told(postgres_url: str) -> None:
-    store = PostgresqlStore(postgres_url, busy_timeout=0.3)
+    store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         agent = await an_agent(store)
+        patience = store.database.busy_timeout
         with psycopg.connect(postgres_url) as other:
             other.execute("SELECT 1 FROM agents FOR UPDATE")
+            store.database.busy_timeout = 0.3
             with pytest.raises(StoreUnavailable, match=r"locked by another program for more than 0\.3 s"):
                 await accepted(store, a_turn(agent, "t1"))
+        store.database.busy_timeout = patience
         await accepted(store, a_turn(agent, "t1"))
 
 
@@ -498,9 +501,10 @@ async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> 
 
 async def test_a_server_that_does_not_come_back_is_told_in_time() -> None:
     with server() as mortal:
-        store = PostgresqlStore(mortal.new_url(), busy_timeout=0.5)
+        store = PostgresqlStore(mortal.new_url())
         async with opened(lambda: store):
             await asyncio.to_thread(mortal.stop)
+            store.database.busy_timeout = 0.5
             for ask in (store.probe(), store.agent("local", "a"), store.renew(HOLDER)):
                 with pytest.raises(StoreUnavailable) as told:
                     await ask

@@ -171,7 +171,7 @@ async def test_a_row_that_another_program_has_locked_keeps_only_its_own_write_wa
 
 async def test_no_server_and_no_new_connection_keep_the_loop_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     with server() as mortal:
-        store = PostgresqlStore(mortal.new_url(), busy_timeout=10)
+        store = PostgresqlStore(mortal.new_url(), busy_timeout=60)
         async with opened(lambda: store):
             connected: list[bool] = []
             connect = store.database._connect
@@ -199,7 +199,8 @@ async def test_a_server_that_ends_in_the_middle_of_a_write_on_the_loop() -> None
             def work(conn: Connection) -> None:
                 nonlocal tries
                 tries += 1
-                slowly(conn, ["a"])
+                note(conn, "a")
+                conn.exec_driver_sql("SELECT pg_sleep(%s)", (3600 if tries == 1 else 0,))
 
             write = asyncio.create_task(store.database.write(work, quick=True))
             await until(lambda: tries == 1)
@@ -214,6 +215,7 @@ async def test_two_on_the_loop_that_wait_for_each_other_both_happen(store: Postg
     for name in ("x", "y"):
         await store.database.write(partial(note, name=name))
     tries = 0
+    locked: set[str] = set()
 
     def work(conn: Connection, first: str, second: str) -> None:
         nonlocal tries
@@ -221,7 +223,9 @@ async def test_two_on_the_loop_that_wait_for_each_other_both_happen(store: Postg
         tries += 1
         for name in (first, second):
             conn.execute(meta.update().where(meta.c.name == name).values(value=meta.c.value + first))
-            conn.exec_driver_sql("SELECT pg_sleep(0.1)")
+            locked.add(name)
+            while len(locked) < 2:  # until each has the row that the other one wants
+                conn.exec_driver_sql("SELECT pg_sleep(0.01)")
 
     both = asyncio.gather(
         *(store.database.write(partial(work, first=a, second=b), quick=True) for a, b in (("x", "y"), ("y", "x")))

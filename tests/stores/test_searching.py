@@ -52,7 +52,7 @@ def test_of_json_that_is_cut_off_whole_strings_are_found(value: object, end: int
 
 
 def stored_at(folder: Path) -> SqliteStore:
-    return SqliteStore(folder / "chains.sqlite3", busy_timeout=1.0)
+    return SqliteStore(folder / "chains.sqlite3")
 
 
 def the_index(folder: Path) -> Path:
