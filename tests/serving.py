@@ -16,6 +16,7 @@ from cli_session_proxy.cli import main
 from cli_session_proxy.http import server as http_server
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
+from cli_session_proxy.selfcheck import running
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.base import Wire
 from cli_session_proxy.wires.registry import WIRES
@@ -24,6 +25,8 @@ from .forked import Forked, forked
 
 # Seconds in which a process of ours starts, or ends.
 START = 120.0
+# Seconds for a self-check, which runs at a low priority beside all else.
+CHECK = 200.0
 
 
 @asynccontextmanager
@@ -55,7 +58,8 @@ async def started(engine: Any, settings: Settings) -> AsyncIterator[str]:
 
 
 def unhurried() -> None:
-    """`cli-session-proxy`, which at its end does not give up before a loaded machine has ended all it runs."""
+    """`cli-session-proxy` that gives up no self-check, nor its own end, before a loaded machine is done with it."""
+    running.SECONDS = CHECK
     http_server.LAST_BYTES, http_server.LAST_RESORT = int(START), 2 * START
     main()
 

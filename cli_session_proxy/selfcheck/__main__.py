@@ -31,14 +31,13 @@ from .stage import Stage
 
 FAKE_KEY = "sk-ant-fake-selfcheck"
 NICE = 5  # on a core shared with a turn, it gets a quarter
-# Seconds after which no further step begins. The parent waits a little longer (`running.LONGEST`).
-SECONDS = 50.0
 # Seconds to end its CLI after a cancellation.
 END = 4.0
 
 
-async def check(claude: Path, folder: Path) -> JSON:
-    """Check this CLI and return the observations. `folder` is private; the caller removes it."""
+async def check(claude: Path, folder: Path, seconds: float) -> JSON:
+    """Check this CLI and return the observations. `folder` is private; the caller removes it. No step begins after so
+    many seconds."""
     began = time.monotonic(), time.process_time()
     for name in ("home", "config"):
         (folder / name).mkdir(mode=0o700)
@@ -46,7 +45,7 @@ async def check(claude: Path, folder: Path) -> JSON:
     async with Upstream(rules=None, secret=secrets.token_hex(16)) as upstream:
         settings = Settings(
             var=folder / "var", claude_bin=claude, claude_config_dir=folder / "config", cli_retries=0,
-            spawn_timeout=SECONDS, stop_grace=1.0,
+            spawn_timeout=seconds, stop_grace=1.0,
             claude_env={
                 "HOME": str(folder / "home"), "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream.url,
                 "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1",
@@ -54,7 +53,7 @@ async def check(claude: Path, folder: Path) -> JSON:
         )  # fmt: skip
         env = environment.build(settings, tmpdir=folder, config_dir=folder / "config")
         cli = await capability.probe(claude, env, folder)
-        stage = Stage(cli, settings, upstream, folder, asyncio.get_running_loop().time() + SECONDS)
+        stage = Stage(cli, settings, upstream, folder, asyncio.get_running_loop().time() + seconds)
         try:
             await play(stage)
         finally:
@@ -72,9 +71,9 @@ async def check(claude: Path, folder: Path) -> JSON:
     }
 
 
-async def _until_input_ends(claude: Path, folder: Path) -> JSON:
+async def _until_input_ends(claude: Path, folder: Path, seconds: float) -> JSON:
     """Run the check until standard input is closed; then raise CancelledError."""
-    loop, checking = asyncio.get_running_loop(), asyncio.create_task(check(claude, folder))
+    loop, checking = asyncio.get_running_loop(), asyncio.create_task(check(claude, folder, seconds))
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -91,11 +90,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claude-bin", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     given = parser.parse_args()
     os.nice(NICE)
     logging.disable()  # faults are part of the printed document
     try:
-        print(json.dumps(asyncio.run(_until_input_ends(given.claude_bin, given.folder))))
+        print(json.dumps(asyncio.run(_until_input_ends(given.claude_bin, given.folder, given.seconds))))
     except asyncio.CancelledError:
         remove_any(given.folder)  # the parent may be dead
         return 1

@@ -23,9 +23,8 @@ from ..backends.claude.process.observed import Observation, Observed, expected, 
 from ..domain.models import JSON
 from ..settings import Settings
 
-# Seconds: the hard limit of one run, and how long it may take to end after its input was closed.
-LONGEST = 60.0
-END_WAIT = 5.0
+# Seconds of one run: after which no further step begins, for the last step, and to end after its input was closed.
+SECONDS, LAST_STEP, END_WAIT = 50.0, 10.0, 5.0
 _LANGUAGE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -95,17 +94,18 @@ async def _run_in(folder: Path, claude: Path, settings: Settings) -> Report:
         descriptors.check()
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, "--claude-bin", str(claude), "--folder", str(folder),
-            stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env, start_new_session=True,
+            "--seconds", str(SECONDS), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env,
+            start_new_session=True,
         )  # fmt: skip
     except OSError as exc:
         return Report(claude, why=f"no process could be started for it ({exc.strerror})")
     try:
-        async with asyncio.timeout(LONGEST):
+        async with asyncio.timeout(SECONDS + LAST_STEP):
             assert child.stdout is not None
             printed = await child.stdout.read()
             code = await child.wait()
     except TimeoutError:
-        return Report(claude, why=f"it was not done within {LONGEST:.0f} s on this machine")
+        return Report(claude, why=f"it was not done within {SECONDS + LAST_STEP:.0f} s on this machine")
     finally:
         if child.returncode is None:  # a closed input ends it and its children
             assert child.stdin is not None

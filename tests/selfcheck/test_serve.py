@@ -23,7 +23,7 @@ from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
 
 from ..conftest import MakeSettings, processes
-from ..serving import serve
+from ..serving import CHECK, serve
 from ..until import until
 from .tampered import tampered
 
@@ -47,7 +47,7 @@ async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywh
     claude = tampered(claude_2, tmp_path / "bin", "counts")
     settings = make_settings(claude_bin=claude, self_check=True)
     async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
-        await until(lambda: runs(settings), 120.0)
+        await until(lambda: runs(settings), CHECK)
         for url in (one, two):
             await until(partial(tells, url, f"{len(NAMES)} of {len(NAMES)} checks passed"))
         async with httpx.AsyncClient(base_url=one) as http:
@@ -65,7 +65,7 @@ async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
     settings = make_settings(claude_bin=claude, self_check=True)
     async with serve(settings, tmp_path) as (_, process):
         told = tmp_path / "bin" / "environment"
-        await until(lambda: told.exists() and told.read_text().endswith("}"))  # it is there before it is written
+        await until(lambda: told.exists() and told.read_text().endswith("}"), CHECK)  # it is there before it is written
         folder = Path(json.loads(told.read_text())["HOME"]).parent
         process.send_signal(signal.SIGKILL)
         await until(lambda: not list(processes((), mark=os.fsencode(folder))))
