@@ -33,6 +33,7 @@ HASH_CHARACTERS = 26  # 130 bits of base32: no two names collide by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
+LEVELS = 5  # of folders below one that is removed, before folders are moved; each takes two descriptors
 MOST_FOLDERS = 10_000  # entries after which `has_files` takes a folder for a file
 # The folder of the logins that confined CLIs got as copies (see `backends.claude.process.login`).
 LOGINS = "~logins"
@@ -209,9 +210,8 @@ def remove_any(path: Path) -> None:
 
 
 def _remove_folder(top: Path) -> None:
-    """Remove a folder of any depth and width with a few descriptors: each folder in it is emptied, and the folders
-    inside that one are moved up to `top`. No link is followed, even if the agent's programs create it meanwhile. Raises
-    `SandboxError` if they keep writing."""
+    """Remove a folder of any depth and width with a few descriptors (see `_remove_entry`). No link is followed, even if
+    the agent's programs create it meanwhile. Raises `SandboxError` if they keep writing."""
     deadline = time.monotonic() + LONGEST_REMOVAL
     may_have_entries = True
     with _open_folder(top) as top_fd:
@@ -223,28 +223,29 @@ def _remove_folder(top: Path) -> None:
                     if time.monotonic() > deadline:
                         raise SandboxError(f"{top} is written to while it is removed: try again")
                     with contextlib.suppress(FileNotFoundError):
-                        _remove_entry(entry.name, top_fd)
+                        _remove_entry(entry.name, top_fd, top_fd)
     os.rmdir(top)
 
 
-def _remove_entry(name: str, parent_fd: int) -> None:
-    """Remove an entry of a folder. If it is a folder itself, the folders inside it are moved to its parent, under
-    random names, and are removed later."""
+def _remove_entry(name: str, parent_fd: int, top_fd: int, levels: int = LEVELS) -> None:
+    """Remove an entry of a folder. Folders that lie more than `levels` below are moved to the top, under random names,
+    and are removed later. Others are not: a full disk may have no room for that, and it takes a lock that the whole
+    file system has once, which a confined agent's program can hold for minutes."""
     if not _is_folder(name, parent_fd):
         os.unlink(name, dir_fd=parent_fd)
         return
     with _open_folder(name, parent_fd) as fd, os.scandir(fd) as entries:
         for inner in entries:
-            if not _is_folder(inner.name, fd):
-                os.unlink(inner.name, dir_fd=fd)
+            if levels or not _is_folder(inner.name, fd):
+                _remove_entry(inner.name, fd, top_fd, levels - 1)
                 continue
             with _open_folder(inner.name, fd):  # sets its mode: a folder without permissions cannot be moved
                 try:
-                    os.rename(inner.name, secrets.token_hex(16), src_dir_fd=fd, dst_dir_fd=parent_fd)
+                    os.rename(inner.name, secrets.token_hex(16), src_dir_fd=fd, dst_dir_fd=top_fd)
                 except OSError as exc:
                     if exc.errno != errno.EXDEV:
                         raise
-                    _remove_entry(inner.name, fd)  # out of a subvolume (btrfs) nothing is moved
+                    _remove_entry(inner.name, fd, fd)  # out of a subvolume (btrfs) nothing is moved
     try:
         os.rmdir(name, dir_fd=parent_fd)
     except OSError as exc:  # on some file systems `scandir` skips entries of a folder that changes: tried again

@@ -446,12 +446,28 @@ def test_of_very_many_folders_nobody_says_that_they_hold_no_files(
     assert boxes.has_files("a")
 
 
+def test_usual_folders_are_removed_without_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A confined agent's program held up the removal of another agent's folders: while it lists one of its own into
+    memory that it cannot be given, it moves a file out of there. All moves on that disk wait for it."""
+
+    def moved(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    top = tmp_path / "top"
+    (top / "project" / "node_modules" / "a" / "dist" / "x").mkdir(parents=True)
+    (top / "project" / "node_modules" / "a" / "dist" / "x" / "file").write_text("x")
+    monkeypatch.setattr(os, "rename", moved)
+    remove_any(top)
+    assert not top.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="where a descriptor leads is read in /proc")
 def test_a_subvolume_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of a subvolume of btrfs, which any user may make in an own folder, nothing is moved: an agent that made one
     could not be deleted."""
     top, rename = tmp_path / "top", os.rename
-    (top / "subvolume" / "a" / "b" / "c" / "d").mkdir(parents=True)
+    (top / "subvolume" / "a" / "b" / Path(*"cdefghijklmnopqrstuvwxyz")).mkdir(parents=True)
+    (top / "1" / "2" / "3" / "4" / "5" / "6" / "subvolume" / Path(*"abcdefghijklmnopqr")).mkdir(parents=True)
     (top / "subvolume" / "a" / "e" / "f").mkdir(parents=True)
     (top / "subvolume" / "a" / "b" / "file").write_text("x")
 

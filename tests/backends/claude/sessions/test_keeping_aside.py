@@ -21,6 +21,33 @@ from ....files import bound_by_modes
 SESSION = "5e551011-0000-4000-8000-000000000001"
 
 
+def not_linked(*_: object, **__: object) -> None:
+    """Between two disks."""
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+
+@pytest.mark.parametrize("what", ["a transcript", "a link"])
+def test_a_file_is_kept_without_a_move_between_folders(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All such moves of a file system wait for each other. A program of a confined agent let another agent's turn wait
+    82 s for its repair."""
+    settings = Settings(var=tmp_path / "var")
+    projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
+    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
+    path = projects.path(tmp_path, SESSION)
+    path.parent.mkdir(parents=True)
+    if what == "a link":
+        path.symlink_to("/nowhere")
+    else:
+        path.write_text("words")
+    monkeypatch.setattr(Path, "rename", None)
+    kept = Path(repairs._move_aside(path) or "")
+    assert not os.path.lexists(path)
+    assert kept.is_relative_to(settings.var)
+    assert kept.is_symlink() if what == "a link" else kept.read_text() == "words"
+
+
 @pytest.mark.parametrize("what", ["a transcript", "a file with holes", "a folder"])
 def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -44,6 +71,7 @@ def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", apart)
+    monkeypatch.setattr(os, "link", not_linked)
     kept = Path(repairs._move_aside(path) or "")
     assert kept.exists()
     assert not path.exists()
@@ -83,6 +111,7 @@ def test_a_link_that_is_put_there_meanwhile_copies_nothing_of_others(
 
     monkeypatch.setattr(os, "lstat", then_a_link)
     monkeypatch.setattr(os, "rename", apart)
+    monkeypatch.setattr(os, "link", not_linked)
     repairs._move_aside(path)
     assert path.is_symlink() or not path.exists()
     kept = [one for one in (settings.var / repair.ASIDE).iterdir() if not one.is_symlink()]
@@ -107,6 +136,7 @@ def test_a_copy_that_was_cut_off_is_forgotten_as_well(tmp_path: Path, monkeypatc
         left.append([*aside.iterdir()])
 
     monkeypatch.setattr(Path, "rename", apart)
+    monkeypatch.setattr(os, "link", not_linked)
     monkeypatch.setattr(os, "fsync", killed)
     repairs._move_aside(path)
     assert left == [[]]
