@@ -357,19 +357,19 @@ class Child:
             guardian_program.kill(self.pid, self._started)
 
     async def is_at_work(self, seconds: float) -> bool:
-        """Whether it uses processor time within so many seconds."""
+        """Whether it uses processor time within so many seconds, or waits for some."""
         before = self.processor_seconds()
         await self._exited(seconds)
         return self.processor_seconds() - before > seconds * AT_WORK
 
     def processor_seconds(self) -> float:
-        """Processor time used so far; 0.0 once it has ended. A confined CLI's first process is bubblewrap, which only
-        waits."""
+        """Processor time used, or waited for (Linux), so far; 0.0 once it has ended. A confined CLI's first process is
+        bubblewrap, which only waits."""
         used = 0.0
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self.pid)
             for one in (first, *(first.children(recursive=True) if self._launch.confined else ())):
-                used += sum(one.cpu_times()[:2])
+                used += sum(one.cpu_times()[:2]) + waited_for_processor(one.pid)
         return used
 
     async def end(self, *, gently: bool, grace: float) -> None:
@@ -426,6 +426,13 @@ class Child:
     async def _exited(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):  # then the next, harsher step
             await asyncio.wait_for(self.process.wait(), timeout)
+
+
+def waited_for_processor(pid: int) -> float:
+    """Seconds that its first thread was ready to run, and others ran; 0.0 where the kernel does not say."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def end_stray(pid: int, started: str) -> bool:

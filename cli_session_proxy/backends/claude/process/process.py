@@ -314,8 +314,8 @@ class ClaudeProcess:
         """A timer for half of a timeout has fired. After the second half the process is killed: a machine that was
         suspended skips only one half.
 
-        If the process used processor time in that half, the machine is busy: it gets more halves, up to
-        `spawn_timeout`.
+        If the process used processor time in that half, or waited for some, the machine is busy: it gets more halves,
+        up to `spawn_timeout`.
         """
         loop, now = asyncio.get_running_loop(), self._child.processor_seconds()
         if worked is None:

@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -359,6 +361,34 @@ async def test_one_that_is_at_work_is_waited_for_on_a_busy_machine(
     monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 1.6)
     process = await start(await fake("slow", **(behind_another() if confined else {})))
     assert not result(await ask(process, "hi")).is_error
+
+
+async def test_one_that_waits_for_a_processor_is_waited_for(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with a hundred more that are ready to run, it used too little of one to count as at work."""
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 1.6)
+    process = await start(await fake("slow"))
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda _: (0.0, 0.0))
+    monkeypatch.setattr(child, "waited_for_processor", lambda _: time.monotonic())
+    assert not result(await ask(process, "hi")).is_error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another kernel does not say")
+async def test_how_long_a_program_waited_for_a_processor_is_known() -> None:
+    busy = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(flush=True)\nwhile True: pass"
+    pipe = asyncio.subprocess.PIPE
+    both = [await asyncio.create_subprocess_exec(sys.executable, "-c", busy, stdout=pipe) for _ in range(2)]
+    try:
+        for one in both:
+            assert one.stdout is not None
+            await one.stdout.readline()
+        await until(lambda: all(child.waited_for_processor(one.pid) > 0.1 for one in both))
+    finally:
+        for one in both:
+            one.kill()
+            await one.wait()
+    assert child.waited_for_processor(both[0].pid) == 0.0
 
 
 async def test_a_confined_one_without_tools_is_not_waited_for_longer(
