@@ -7,7 +7,6 @@ that the chain does not have are adopted, waited for, or backed up: never lost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import time
@@ -360,13 +359,14 @@ class Repairs:
             return None
         aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # not for a folder, nor on another disk
-            # To rename it would take a lock that the whole file system has once. A confined agent's program can hold
-            # it for minutes.
+        try:
+            # A rename takes a lock of the whole file system, which a confined agent's program can hold for minutes.
             os.link(path, aside, follow_symlinks=False)
+        except OSError:  # a folder, or on another disk
+            restore_access(path)  # a folder that is closed cannot be moved
+        else:
             path.unlink()
             return str(aside)
-        restore_access(path)  # a folder that is closed cannot be moved
         try:
             path.rename(aside)
         except OSError as exc:
