@@ -220,4 +220,5 @@ async def test_a_turn_can_be_ended_by_who_watches_it(tmp_path: Path) -> None:
             one.leave()
         with pytest.raises(NotFound, match="no turn of this agent waits or runs"):
             await watched.engine.cancel("local", "a", None)
-        assert await asyncio.wait_for(watched.engine.store.unfinished_of(1), 60) == []
+        agent = await watched.engine.agent_named("local", "a")
+        assert await asyncio.wait_for(watched.engine.store.unfinished_of(agent.key), 60) == []

@@ -66,6 +66,13 @@ async def test_a_damaged_home_of_an_agent_is_named(home: str | bytes, tmp_path: 
             await store.whereabouts(agent.key)
 
 
+def newest(settings: Settings) -> int:
+    """The key of the newest agent, as the log names it."""
+    with closing(sqlite3.connect(settings.var / FILE)) as conn:
+        key: int = conn.execute("SELECT max(key) FROM agents").fetchone()[0]
+        return key
+
+
 def damage(settings: Settings, statement: str, *values: Any) -> None:
     if str(values[0]).startswith("CAST"):
         statement, values = statement.replace("?", values[0], 1), values[1:]
@@ -141,7 +148,8 @@ async def test_a_damaged_agent_is_named_and_hides_no_other(
             await ask(engine, f"one {agent}", agent=agent)
         damage(settings, f"UPDATE agents SET {column} = ? WHERE agent_id = ?", value, DAMAGED)
         await the_others_are_shown(url)
-        assert [row for row in named(caplog) if row.startswith("agents with key '2': ") and row.endswith(column)]
+        agent = f"agents with key '{newest(settings)}': "
+        assert [row for row in named(caplog) if row.startswith(agent) and row.endswith(column)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,8 @@ async def test_a_damaged_row_of_an_agent_that_needs_attention_is_named_on_the_ov
             model.faults = [UpstreamError("no")]
             with pytest.raises(UpstreamError):
                 await ask(engine, "one", agent=agent)
-        damage(settings, f"UPDATE {table} SET {column} = ? WHERE {'key' if table == 'agents' else 'seq'} = ?", value, 2)
+        key = "key" if table == "agents" else "seq"
+        damage(settings, f"UPDATE {table} SET {column} = ? WHERE {key} = (SELECT max({key}) FROM {table})", value)
         async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
             answer = await http.get("/overview?wait=0")
         assert answer.status_code == 200, answer.text
@@ -170,7 +179,7 @@ async def test_a_damaged_row_of_an_agent_that_needs_attention_is_named_on_the_ov
         assert shown.pop(SOUND) == SOUND
         assert len(named(caplog)) == 1
         if table == "agents":
-            assert f"agents with key '2': {column}" in shown[""]
+            assert f"agents with key '{newest(settings)}': {column}" in shown[""]
 
 
 BESIDE = {
@@ -180,7 +189,7 @@ BESIDE = {
     "what was found out": "INSERT INTO findings VALUES ('plan', 'plan', '[1', 1.0, NULL)",
     "what was forgotten": "INSERT INTO forgotten VALUES (unixepoch(), 'local', 'sonnet', 'two', 9e999)",
     "what was spent": "INSERT INTO spent VALUES ('key local', 'day', 'today', 1, 1, 1.0, 1, 1.0)",
-    "a link": "INSERT INTO links SELECT 9, key, NULL, 'x', head, 'rebuilt', '{', 'now' FROM agents WHERE key = 2",
+    "a link": "INSERT INTO links SELECT 9, max(key), NULL, 'x', head, 'rebuilt', '{', 'now' FROM agents",
 }
 
 

@@ -115,13 +115,14 @@ async def test_a_step_that_fails_leaves_the_older_file(path: Path) -> None:
 async def test_the_index_over_histories_gets_its_second_column(tmp_path: Path) -> None:
     path = tmp_path / "chains.sqlite3"
     async with opened(lambda: SqliteStore(path)) as store:
-        await complete(store, await an_agent(store), "t1")
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
     query(path, "DROP INDEX turns_path_hash")
     query(path, "CREATE INDEX turns_path_hash ON turns (path_hash)")
     query(path, "UPDATE meta SET value = '6' WHERE name = 'schema_version'")
     query(path, "DELETE FROM proxies")  # a later migration waits until every proxy has ended
     async with opened(lambda: SqliteStore(path)) as store:
-        assert await store.deepest("local", ["hash-t1"], 1) == await turn_of(store, "t1")
+        assert await store.deepest("local", ["hash-t1"], agent.key) == await turn_of(store, "t1")
     assert [row[2] for row in query(path, "PRAGMA index_info(turns_path_hash)")] == ["path_hash", "seq"]
 
 

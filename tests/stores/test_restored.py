@@ -1,4 +1,5 @@
-"""A store that was put back from a backup: what a proxy was granted after the backup is worth nothing for ever."""
+"""A store that was put back from a backup, or a standby that lacked the newest writes: what a proxy was granted after
+the backup is worth nothing for ever, and what it read then is of no agent that was made since."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import Proxy, Store
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_begin, a_turn, accepted, granted, opened, raised
+from cli_session_proxy_store_conformance.samples import (
+    a_begin,
+    a_turn,
+    accepted,
+    gathered,
+    granted,
+    imported_turns,
+    opened,
+    raised,
+)
 
 ONE, TWO = Proxy("one", "here", 3600.0), Proxy("two", "here", 3600.0)
 
@@ -36,7 +46,9 @@ async def never_rolls_back(
     async with opened(store) as one:
         assert await one.agent("local", "lost") is None
         later = await one.ensure_agent("local", "later", "later", named=True, now=1.0)
-        assert later.key == lost.key  # the same row of leases as before
+        assert await raised(one.accept(**a_turn(lost, "placed"))) is not None
+        assert await raised(one.import_turns(imported_turns(lost, 2))) is not None
+        assert not await gathered(one.turns(later.key))
         now = await granted(one, agent, TWO, dead=("one",))
         of_later = await granted(one, later, TWO)
         assert now.epoch > third.epoch > second.epoch > first.epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, inspect
+from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from ..sql.moving import MOVING, Side, changes
@@ -98,7 +98,8 @@ class PostgresqlSide(Side):
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
         query = f"SELECT last_value, is_called FROM {self._sequence(conn, column)}"  # noqa: S608 - a name of our own
         last_value, is_called = conn.exec_driver_sql(query).one()
-        return int(last_value) if is_called else 0  # a new sequence has a value that no row got
+        highest = conn.scalar(select(func.max(column))) or 0  # an agent's key is not the sequence's
+        return max(highest, int(last_value) if is_called else 0)  # a new sequence has a value that no row got
 
     def set_last_key(self, conn: Connection, column: Column[Any], value: int) -> None:
         name = self._sequence(conn, column)

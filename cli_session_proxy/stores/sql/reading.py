@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     ColumnElement,
     Connection,
     Executable,
-    Integer,
     Select,
     Text,
     and_,
@@ -148,7 +148,7 @@ _SESSION_AT = Prepared(
 _EXCLUDING = bindparam("excluding", type_=Text)
 _UNFINISHED_OF = Prepared(
     _TURN.where(
-        unfinished(turns, bindparam("of_agent", type_=Integer)),
+        unfinished(turns, bindparam("of_agent", type_=BigInteger)),
         or_(_EXCLUDING.is_(None), turns.c.instance.is_distinct_from(_EXCLUDING)),
     ).order_by(turns.c.seq)
 )

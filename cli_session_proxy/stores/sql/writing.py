@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, or_, select
+from sqlalchemy import BigInteger, Connection, Double, Row, bindparam, case, cast, func, or_, select
 
 from ...domain.budgets import Budget
 from ...domain.models import (
@@ -67,7 +67,14 @@ from .tables import (
     turns,
 )
 
-_INSERT_AGENT = Prepared(InsertNew(agents))
+# An agent's key is the store's clock in microseconds, or the last key and one. A store that was put back from a backup,
+# or a standby that had not everything when it was promoted, would give the keys of the agents that it lost again. A
+# proxy that still serves a request for such an agent would store its turn with another one.
+_LAST_KEY = select(func.coalesce(func.max(agents.c.key), 0)).scalar_subquery()
+_MICROSECONDS = cast(func.store_clock(type_=Double) * 1_000_000, BigInteger)
+_INSERT_AGENT = Prepared(
+    InsertNew(agents).values(key=case((_LAST_KEY < _MICROSECONDS, _MICROSECONDS), else_=_LAST_KEY + 1))
+)
 _INSERT_META = Prepared(InsertNew(meta))
 _INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
 # Seconds after which rows of `forgotten` are deleted: no sum reads older ones.
@@ -91,13 +98,12 @@ def probe(conn: Connection, value: str) -> None:
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
-    agent = reading.agent(conn, owner, agent_id)
-    if agent is None:
-        values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
-        _INSERT_AGENT.run(conn, values)
-        agent = reading.agent(conn, owner, agent_id)
-    if agent is None:
-        raise StoreUnavailable(f"the directory {dir} belongs to another agent: choose another name")
+    values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
+    while (agent := reading.agent(conn, owner, agent_id)) is None:
+        if not _INSERT_AGENT.run(conn, values).rowcount:  # else another agent got this key in the same microsecond
+            other = conn.execute(select(agents.c.owner, agents.c.agent_id).where(agents.c.dir == dir)).first()
+            if other is not None and tuple(other) != (owner, agent_id):
+                raise StoreUnavailable(f"the directory {dir} belongs to another agent: choose another name")
     return agent
 
 
