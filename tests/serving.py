@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.cli import main
+from cli_session_proxy.http import relay
 from cli_session_proxy.http import server as http_server
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.selfcheck import running
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires import answers
 from cli_session_proxy.wires.base import Wire
 from cli_session_proxy.wires.registry import WIRES
 
@@ -58,7 +60,10 @@ async def started(engine: Any, settings: Settings) -> AsyncIterator[str]:
 
 
 def unhurried() -> None:
-    """`cli-session-proxy` that gives up no self-check, nor its own end, before a loaded machine is done with it."""
+    """`cli-session-proxy` that gives up no self-check, no other host, nor its own end before a loaded machine is done
+    with it, and begins no stream before the headers say what the turn did."""
+    answers.FIRST_SIGN = START
+    relay.PROBE_TIMEOUT = 5.0  # some tests wait for its end
     running.SECONDS = CHECK
     http_server.LAST_BYTES, http_server.LAST_RESORT = int(START), 2 * START
     main()

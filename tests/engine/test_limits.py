@@ -318,7 +318,7 @@ async def cut_off(url: str, tmp_path: Path) -> AsyncIterator[Any]:
     async with pair(url, tmp_path) as (one, two):
         one.model.faults = [limit()]
         first = await put_off(one.engine, "one")
-        one.reaches.clear()
+        await one.cut_off()
         second = await two.engine.submit(request("two"))
         await until(lambda: two.engine.waiting_for_limit() > 0)
         yield one, two, first, second
@@ -347,7 +347,7 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
         one.reaches.set()
         with pytest.raises(Exception, match=r"another proxy|taken"):
             await first.turn()
-        two.reaches.clear()  # now that one is cut off, while it waits for both
+        await two.cut_off()  # now that one is cut off, while it waits for both
         again = await one.engine.submit(request("one"))  # at once, before it is known that its client has left
         assert again.turn_id == first.turn_id
         first.leave()

@@ -1,4 +1,4 @@
-"""Both event loops that the server runs on."""
+"""Both event loops that the server runs on, and hosts that are there however slow the machine is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 import uvloop
 
+from cli_session_proxy.http import relay
+
 SOON = 60.0
 Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(autouse=True)
+def patient_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn runs where its client asked if the other host does not answer a probe within a second."""
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 5.0)  # some tests wait for its end
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

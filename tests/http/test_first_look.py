@@ -20,7 +20,7 @@ from ..conftest import MakeSettings
 from ..fakes import FakeEngine
 from ..serving import serving
 
-SOON = 60.0
+SOON = 200.0
 
 
 async def test_the_banner_shows_the_page_and_a_line_that_works_when_pasted(

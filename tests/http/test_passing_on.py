@@ -442,8 +442,10 @@ async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str
 
 @pytest.mark.parametrize("how", ["nobody listens", "it is paused", "it has another key"])
 async def test_where_the_other_host_is_not_reached_the_turn_runs_here(
-    postgres_url: str, tmp_path: Path, how: str
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    if how == "it is paused":
+        monkeypatch.setattr(relay, "PROBE_TIMEOUT", 1.0)
     async with deaf() as address:
         own: dict[str, dict[str, Any]] = {
             "nobody listens": {"advertise": "http://127.0.0.1:1"},
@@ -782,7 +784,6 @@ async def test_what_is_passed_on_is_counted_where_it_came_in(
 async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "PROBE_TIMEOUT", PATIENCE)  # the other host is there, however slow this machine is
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         lost = await under_way(one, two)
@@ -813,11 +814,14 @@ async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url:
                     pass
 
 
-async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_host_that_says_nothing_any_more_is_not_waited_for(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
         await one.chat("one")
         waiting = await under_way(one, two)
         there.carries.clear()
+        monkeypatch.setattr(relay, "PROBE_TIMEOUT", 1.0)
         answer = await waiting
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
 

@@ -250,9 +250,10 @@ async def test_a_proxy_with_another_key_is_sent_nothing(
 
 @pytest.mark.parametrize("says", [b"", b"x"], ids=["nothing", "a byte now and then"])
 async def test_who_has_the_port_of_a_proxy_that_was_just_heard_holds_no_turn_up(
-    postgres_url: str, tmp_path: Path, says: bytes
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
     """Nothing was sent there, so the turn runs here."""
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 2.0)
     told: list[bytes] = []
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +266,7 @@ async def test_who_has_the_port_of_a_proxy_that_was_just_heard_holds_no_turn_up(
                     await asyncio.wait_for(reader.read(1), 0.1)
         writer.close()
 
-    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (two, one):
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (two, one):
         assert said(await two.chat("one")) == "You said: one (1)"
         assert said(await one.chat("one", "You said: one (1)", "two")) == "You said: two (2)"
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
@@ -318,7 +319,6 @@ async def test_an_answer_to_a_question_is_read_no_further_than_one_goes(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stands between may go on behind a signed head for ever: all that came in time was kept."""
-    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 60.0)
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         pump = there._pump
 

@@ -14,11 +14,9 @@ import httpx
 import openai
 import pytest
 
-from cli_session_proxy.cli import main
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.wires import answers
 from turnfault.ports import free_port
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
@@ -59,13 +57,6 @@ async def with_an_anthropic_stream(url: str) -> str:
         return await events.get_final_text()
 
 
-def serve_without_an_early_head() -> None:
-    """A stream's client tries again by itself only until it has the answer's head: none comes before the first words,
-    however slow the machine is."""
-    answers.FIRST_SIGN = PATIENCE
-    main()
-
-
 async def all_turns(settings: Settings) -> list[Turn]:
     store = store_for(settings)
     await store.open()
@@ -87,7 +78,7 @@ async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_pro
     settings = make_settings(claude_bin=claude_2, port=free_port(), drain_timeout=0.2, keepalive=PATIENCE)
     upstream.next(HeldReply())
     async with AsyncExitStack() as first:
-        url, process = await first.enter_async_context(serve(settings, tmp_path, serve_without_an_early_head))
+        url, process = await first.enter_async_context(serve(settings, tmp_path))
         asking = asyncio.create_task(ask(url))
         await upstream.arrived()
         process.send_signal(signal.SIGTERM)
