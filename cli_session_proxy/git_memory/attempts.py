@@ -148,6 +148,8 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
         if note is not None:
             return await _write_note(git, text, note)
         if options:
+            if not git.has_work_tree:  # git would take one that the configuration names by now
+                raise InvalidRequest("the repository has no work tree: use note", param="note")
             words = ("commit", "--no-verify", "--allow-empty", "--cleanup=verbatim", "--file=-", *options)
             words = (*await git.program_overrides(), *words)
             await git.run(*words, stdin=text, limit=COMMIT_TIMEOUT, environment=await _identity(git), as_user=True)

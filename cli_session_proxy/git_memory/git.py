@@ -123,6 +123,11 @@ class Repository:
                         f"the configuration of the git repository {path} names a hook ({name}): git memory runs "
                         "none. Remove it there, or set it in your own configuration of git"
                     )
+                if name.lower() == "core.worktree" and top is None:
+                    raise ConfigError(
+                        f"the configuration of the git repository {path} names a work tree elsewhere, which is not "
+                        f"its own: remove {name} there"
+                    )
             repository._git_dirs = git_dirs
             files = {file for _, file in configuration}
             repository._included = await asyncio.to_thread(_outside, files, git_dirs)
@@ -189,6 +194,10 @@ class Repository:
                 "that was you"
             )
         return found
+
+    @property
+    def has_work_tree(self) -> bool:
+        return "GIT_WORK_TREE" in self._git_variables
 
     async def program_overrides(self) -> list[str]:
         """Options for git that replace each program that the repository's configuration names by the one of the user's

@@ -360,12 +360,39 @@ async def test_a_git_file_that_leads_to_a_bare_repository_is_refused(repo: Repo,
         await earlier(led, FIX, 10)
 
 
-async def test_a_work_tree_that_is_the_users_own_files_is_refused(repo: Repo, tmp_path: Path) -> None:
+@pytest.mark.parametrize("above", [True, False], ids=["above the repository", "elsewhere"])
+async def test_a_work_tree_that_is_the_users_own_files_is_refused(repo: Repo, tmp_path: Path, above: bool) -> None:
     """`commit -- --all` would take them in."""
     repo.commit(attempt(1), file="a")
-    repo("config", "core.worktree", str(tmp_path))
+    mine = tmp_path if above else tmp_path / "mine"
+    mine.mkdir(exist_ok=True)
+    (mine / "a").write_text("the user's own")
+    repo("config", "core.worktree", str(mine))
     with pytest.raises(ConfigError, match="not its own"):
         await earlier(repo.path, FIX, 10)
+    with pytest.raises(ConfigError, match="not its own"):
+        await write(repo.path, attempt(2), options=("--all",))
+    repo("config", "--unset", "core.worktree")
+    assert "own" not in repo("show", "HEAD:a")
+
+
+async def test_a_work_tree_that_is_named_after_the_check_is_not_committed(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo.commit(attempt(1), file="a")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a").write_text("the user's own")
+    repo("config", "core.bare", "true")
+    overrides = git.Repository.program_overrides
+
+    async def then_named(self: git.Repository) -> list[str]:
+        repo("config", "core.bare", "false")
+        repo("config", "core.worktree", str(tmp_path / "mine"))
+        return await overrides(self)
+
+    monkeypatch.setattr(git.Repository, "program_overrides", then_named)
+    with pytest.raises(InvalidRequest, match="no work tree"):
+        await write(repo.path, attempt(2), options=("--all",))
 
 
 @pytest.mark.parametrize("place", ["logs/HEAD", "logs", "refs/heads", "index", "COMMIT_EDITMSG", "objects/pack"])
