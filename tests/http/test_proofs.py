@@ -319,6 +319,7 @@ async def test_an_answer_to_a_question_is_read_no_further_than_one_goes(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stands between may go on behind a signed head for ever: all that came in time was kept."""
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 600.0)
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         pump = there._pump
 

@@ -106,7 +106,7 @@ async def test_who_comes_back_in_time_is_attached_without_saying_that_it_retries
 ) -> None:
     gate = HeldReply(after=0 if when == "before the first byte" else 1)
     upstream.when("one", gate)
-    async with running_without_cli(make_settings(), upstream) as engine:
+    async with running_without_cli(make_settings(disconnect_grace=60.0), upstream) as engine:
         answer = await engine.submit(request("one"))
         await reached(gate)
         if when == "mid-stream":

@@ -111,7 +111,7 @@ async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_c
 async def test_an_answer_that_was_fetched_at_another_proxy_stays_on_the_path(
     where: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings(claude_bin=claude_2, disconnect_grace=60.0)
     gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:

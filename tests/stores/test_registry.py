@@ -48,6 +48,12 @@ class Rows(StoreRegistry):
         return THERE
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine's Redis answers late, and shakes hands slowly."""
+    monkeypatch.setattr(redis_registry, "PATIENCE", 10.0)
+
+
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[Redis]:
     with server(tmp_path) as made:
@@ -177,7 +183,9 @@ async def test_an_older_entry_that_somebody_puts_back_is_not_believed(
         await client.aclose()
 
 
-async def test_the_entries_of_a_proxy_are_gone_when_it_has_stopped(there: Redis) -> None:
+async def test_the_entries_of_a_proxy_are_gone_when_it_has_stopped(
+    there: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = replace(AGENT, key=8, dir="b")
     async with registry(there.url) as (two, _):
         async with registry(there.url) as (one, _):
@@ -188,6 +196,7 @@ async def test_the_entries_of_a_proxy_are_gone_when_it_has_stopped(there: Redis)
         assert len(await client.keys("*")) == 1
         assert (await two.find(others)).holder == "two"
         await client.aclose()
+    monkeypatch.setattr(redis_registry, "PATIENCE", 0.25)
     there.pause()
     async with registry(there.url) as (three, _):
         await three.note(AGENT, HERE, None, 5)  # closing takes a bounded time
@@ -199,6 +208,8 @@ async def test_a_redis_that_vanishes_is_gone_on_without_and_comes_back(
     there: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("cli_session_proxy.stores.redis.PAUSE", 0.05)
+    if how == "is paused":
+        monkeypatch.setattr(redis_registry, "PATIENCE", 0.5)
     async with registry(there.url) as (one, rows):
         await one.note(AGENT, HERE, None, 5)
         there.stop() if how == "is killed" else there.pause()
@@ -236,8 +247,7 @@ def certify(folder: Path) -> list[Path]:
     return made
 
 
-async def test_redis_over_tls_with_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_registry, "PATIENCE", 10.0)  # a busy machine shakes hands slowly
+async def test_redis_over_tls_with_a_password(tmp_path: Path) -> None:
     made = await asyncio.to_thread(certify, tmp_path)
     guarded = ["--tls-key-file", made[0], "--tls-cert-file", made[1], "--tls-auth-clients", "no"]
     with server(tmp_path, *map(str, guarded), "--requirepass", "hidden-Passw0rd", tls=True) as there:
