@@ -2,7 +2,7 @@
 
 `directory_name` gives the directory's name, and `Sandboxes.path` is the only place that builds the path: it takes a
 name, never a path, so the prefix is added once and no path leads out of it.
-All functions are synchronous; call them through `asyncio.to_thread` from the event loop.
+All functions are synchronous; call them through `tasks.in_thread_at` from the event loop.
 """
 
 from __future__ import annotations
@@ -164,6 +164,14 @@ class Sandboxes:
 
     def was_confined(self, agent_dir: str) -> bool:
         return any(os.access(f"{folder}/{agent_dir}", os.F_OK) for folder in (self._confined, self._private))
+
+    def all_confined(self) -> set[str]:
+        """The names of the directories of all agents that were confined."""
+        names: set[str] = set()
+        for folder in (self._confined, self._private):
+            with contextlib.suppress(FileNotFoundError):
+                names.update(os.listdir(folder))
+        return names
 
     def agentless(self, use: AgentlessUse) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent. Both are created; nothing is written there."""

@@ -9,7 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from . import logs
 from .errors import ProxyError, TurnTimeout
@@ -57,13 +59,37 @@ class Tasks:
             await asyncio.wait(tasks)
 
 
-async def in_own_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run it in a thread of its own: the shared pool has few, and removing an agent's files may take minutes."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="own")
+# By loop and folder: held by the thread that works there.
+_AT_WORK: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Path, asyncio.Lock]] = WeakKeyDictionary()
+
+
+async def in_thread_at(folder: Path, function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that looks or writes into this folder of an agent, in a thread of its own.
+
+    A program of a confined agent can hold it up for as long as the program lives, and removing files may take minutes.
+    The few threads of `asyncio.to_thread` would run out. There is one such thread at a time for each folder, also if
+    its caller was cancelled: so there are at most as many as folders of running CLIs, and of turns that run.
+    """
+    loop = asyncio.get_running_loop()
+    lock = _AT_WORK.setdefault(loop, WeakValueDictionary()).setdefault(folder, asyncio.Lock())
+    await lock.acquire()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="folder")
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*arguments))
+        work = loop.run_in_executor(thread, lambda: function(*arguments))
+    except BaseException:  # the system has no more threads
+        lock.release()
+        raise
     finally:
         thread.shutdown(wait=False)
+    work.add_done_callback(lambda _: lock.release())
+    return await asyncio.shield(work)
+
+
+def works_at(folder: Path) -> bool:
+    """Whether a thread is at work in this folder, see `in_thread_at`."""
+    locks = _AT_WORK.get(asyncio.get_running_loop())
+    lock = None if locks is None else locks.get(folder)
+    return lock is not None and lock.locked()
 
 
 @contextmanager

@@ -6,21 +6,44 @@ import asyncio
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_own_thread
+from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_thread_at, works_at
 
 from .until import until
 
 
-async def test_what_takes_minutes_takes_no_thread_of_others() -> None:
+async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> None:
     """Eight agents were deleted, each with 20,000 folders: another one's turn waited 20 s for a thread."""
-    done = threading.Event()
-    long = [asyncio.create_task(in_own_thread(done.wait)) for _ in range(2 * min(32, (os.cpu_count() or 1) + 4))]
+    done, shared = threading.Event(), min(32, (os.cpu_count() or 1) + 4)
+    long = [asyncio.create_task(in_thread_at(tmp_path / str(number), done.wait)) for number in range(2 * shared)]
     await asyncio.to_thread(done.set)
     assert all(await asyncio.gather(*long))
+
+
+async def test_one_thread_is_at_work_in_a_folder_also_if_its_caller_was_cancelled(tmp_path: Path) -> None:
+    begun, done, before = threading.Event(), threading.Event(), threading.active_count()
+
+    def look() -> bool:
+        begun.set()
+        return done.wait()
+
+    looks = [asyncio.create_task(in_thread_at(tmp_path, look)) for _ in range(20)]
+    await asyncio.to_thread(begun.wait)
+    waits = looks.pop()
+    for one in looks:
+        one.cancel()
+    await asyncio.wait(looks)
+    assert works_at(tmp_path)
+    assert sum(thread.name.startswith("folder") for thread in threading.enumerate()) == 1
+    assert not waits.done()
+    done.set()
+    assert await waits
+    await until(lambda: threading.active_count() <= before + 1)
+    assert not works_at(tmp_path)
 
 
 async def test_silence_ends_it() -> None:

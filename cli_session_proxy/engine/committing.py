@@ -23,6 +23,7 @@ from ..git_memory import records
 from ..git_memory.attempts import Earlier, earlier, fix_of, write
 from ..git_memory.records import FixAttempt
 from ..settings import GitMemory, Settings, fix_id_of
+from ..stores import held
 from ..stores.base import Store
 
 log = logs.get(__name__)
@@ -128,6 +129,12 @@ async def commit(settings: Settings, store: Store, agent: Agent, order: CommitOr
     path = await store.path(agent.head) if agent.head else []
     if not path:
         raise InvalidRequest(f"agent {agent.agent_id!r} has no turn yet: there is nothing to write", param="agent_id")
+    if order.by_model and not held.has_room_for_another():
+        raise InvalidRequest(
+            f"the conversation of agent {agent.agent_id!r} is too long for a summary by the model: commit without it "
+            '(`--no-model`, or `"model": false`), and say why it passed or failed',
+            param="model",
+        )
     memory = settings.profile_for(path[-1].profile).git_memory
     if order.repo is not None:
         memory = GitMemory(repo=order.repo) if memory is None else memory.model_copy(update={"repo": order.repo})

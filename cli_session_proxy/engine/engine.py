@@ -62,7 +62,7 @@ from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.held import Holds, release
 from ..stores.registry import Registry
-from ..tasks import Tasks, TimeLimit, awake_clock, failures_logged, in_own_thread, uninterrupted
+from ..tasks import Tasks, TimeLimit, awake_clock, failures_logged, in_thread_at, uninterrupted
 from .approvals import Question
 from .budgets import Budgets
 from .checks import Checks
@@ -106,6 +106,8 @@ HasLeft = Callable[[], bool]
 KILL_AFTER = 2.0
 # The longest sleep of a turn that waits for a limit, in seconds: the machine may be suspended meanwhile.
 LONGEST_NAP = 20.0
+# Seconds for a look at what a person added to a session. Seconds, if it is very long.
+LONGEST_LOOK = 30.0
 # Seconds until such a turn is tried again if the store is not available when the limit is over.
 STORE_AWAY = 5.0
 # Seconds that another proxy has to end a turn on request, on top of `lease`. Then it counts as not responding.
@@ -905,7 +907,7 @@ class Engine:
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
-            await in_own_thread(self._sandboxes.remove, agent.dir)
+            await in_thread_at(self._sandboxes.path(agent.dir), self._sandboxes.remove, agent.dir)
             if not await self.store.delete_agent(agent.key, expiry):
                 return False
         if self.registry is not None:
@@ -934,7 +936,7 @@ class Engine:
                 return "an application stored transcript lines that are not a turn yet"
         if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.other_home(agent):
             return "its files are on another host"
-        if await in_own_thread(self._sandboxes.has_files, agent.dir):
+        if await in_thread_at(self._sandboxes.path(agent.dir), self._sandboxes.has_files, agent.dir):
             return "there are files in its sandbox, which are not part of a chain: move them away first"
         now = await self.store.agent_by_key(agent.key)
         head = await self.store.turn(now.head) if now is not None and now.head is not None else None
@@ -1078,7 +1080,11 @@ class Engine:
         with failures_logged("not_adopted", agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
-            adoptable = await self.backend.adoptable(agent, head) if head is not None else None
+            adoptable = None
+            if head is not None:
+                # A program of the agent can hold this up, and turns of others are adopted after it.
+                async with asyncio.timeout(LONGEST_LOOK):
+                    adoptable = await self.backend.adoptable(agent, head)
             if adoptable is not None and adoptable.ended:
                 adopted = await adopt(self.store, lease, adoptable, self.observers)
                 log.info("adopted", agent=agent.agent_id, session_id=adoptable.session.id, turn_id=adopted.id)

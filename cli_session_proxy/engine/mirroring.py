@@ -17,6 +17,7 @@ from ..domain.limits import is_session_id
 from ..domain.models import Agent, Record, Session
 from ..sandbox import Sandboxes, directory_name
 from ..stores.base import MirroredLines, MirrorKey, Store
+from ..tasks import in_thread_at
 from .executor import adopt
 from .live import Observer
 from .ownership import Ownership
@@ -51,7 +52,7 @@ class Mirroring:
     async def directory(self, agent_id: str) -> Path:
         """The agent's sandbox. It is created if it does not exist."""
         agent = await self.agent(agent_id)
-        return await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
+        return await in_thread_at(self._sandboxes.path(agent.dir), self._sandboxes.prepare, agent.dir)
 
     async def append(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
         """Store lines of a transcript. If an answer ends among them, make turns of its session's lines."""

@@ -33,6 +33,8 @@ from . import explain
 from .words import Brief, shallow
 
 SCHEMA = "cli-session-proxy/chain/1"
+# Characters of base64 that are decoded at once, in a few milliseconds.
+PIECE = 1024 * 1024
 
 
 class MessageDump(TypedDict):
@@ -362,6 +364,26 @@ def _redacted(value: Any) -> Any:
     return redact.data(shallow(value)) if value else value  # nearly always there is nothing
 
 
+def _hash_of(data: str) -> tuple[str, int]:
+    """The hash and the size of an image in base64. It is decoded in pieces: no other thread runs during such a call,
+    which takes 0.6 s for 128 MiB."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        for at in range(0, len(data), PIECE):
+            decoded = base64.b64decode(data[at : at + PIECE], validate=True)
+            if at + PIECE < len(data) and len(decoded) != PIECE // 4 * 3:
+                raise ValueError("padding in the middle")
+            digest.update(decoded)
+            size += len(decoded)
+    except ValueError:  # not plain
+        try:
+            raw = base64.b64decode(data)
+        except ValueError:  # not a valid image: hash its text
+            raw = data.encode("utf-8", "surrogatepass")
+        digest, size = hashlib.sha256(raw), len(raw)
+    return digest.hexdigest(), size
+
+
 def _without_images(value: Any) -> Any:
     """The value with the hash, type and size of each image and document in place of its data."""
     if isinstance(value, list | tuple):
@@ -372,10 +394,6 @@ def _without_images(value: Any) -> Any:
     if isinstance(source, dict) and isinstance(source.get("data"), str):
         kind = value.get("type")
         if kind == "image" or (kind == "document" and source.get("type") == "base64"):
-            try:
-                raw = base64.b64decode(source["data"])
-            except ValueError:  # not a valid image: hash its text
-                raw = source["data"].encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(raw).hexdigest()
-            return {"type": str(kind), "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}
+            digest, size = _hash_of(source["data"])
+            return {"type": str(kind), "sha256": digest, "media_type": source.get("media_type"), "bytes": size}
     return {name: _without_images(item) for name, item in value.items()}

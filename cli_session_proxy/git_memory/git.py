@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
 from ..machine import absolute, interpreter
+from ..tasks import in_thread_at
 from . import within_program
 
 # Seconds for one call. A history that takes longer is read in part (see `attempts`).
@@ -112,7 +113,7 @@ class Repository:
                 top = Path(await repository.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
             with contextlib.suppress(GitFailed):
                 worktree = await repository.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
-            git_dirs = await asyncio.to_thread(repository._check, top, git_dir, common, worktree)
+            git_dirs = await in_thread_at(path, repository._check, top, git_dir, common, worktree)
             repository._git_variables = {"GIT_DIR": str(git_dir)}
             if top is not None:  # with a common directory git does not take it for a bare repository
                 repository._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
@@ -130,7 +131,7 @@ class Repository:
                     )
             repository._git_dirs = git_dirs
             files = {file for _, file in configuration}
-            repository._included = await asyncio.to_thread(_outside, files, git_dirs)
+            repository._included = await in_thread_at(path, _outside, files, git_dirs)
             # One may have been replaced before it was looked at: only these very files can be read now.
             if repository._included and await repository._own_configuration() != configuration:
                 raise ConfigError(f"the configuration of the git repository {path} was changed meanwhile: try again")

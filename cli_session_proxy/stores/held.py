@@ -130,6 +130,12 @@ def is_held() -> bool:
     return hold is not None and hold.size > 0
 
 
+def has_room_for_another() -> bool:
+    """Whether a turn with the path of the present request would fit beside it: it would wait for the request's end."""
+    hold = _current.get()
+    return hold is None or 2 * hold.size <= MOST_OF_AN_OWNER
+
+
 async def about_to_read(size: int) -> None:
     """Called before so many bytes of a path are read. Raises `QueueFull`. Without a hold nothing is counted: in
     commands, and at the end of a turn."""

@@ -347,7 +347,7 @@ async def test_what_this_user_may_not_read_beside_a_session_is_named(
     none = await adopted(settings, source, "b")
     assert (some.files, none.files) == (1, 0)
     for done, left_out in ((some, f"{SESSION}/closed\ufffd[2J"), (none, SESSION)):
-        told = f"note: this user may not read {left_out} beside the transcript, or it is too large: left out"
+        told = f"note: this user may not read {left_out} beside the transcript, or it is too much: left out"
         assert told in moving.print_adopted(done)
 
 

@@ -15,6 +15,7 @@ from cli_session_proxy.domain import limits
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import FINISHED, FileMark, Link, Message, Session, Turn, TurnOptions
 from cli_session_proxy.errors import NotFound
+from cli_session_proxy.export import shown
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.export.shown import ChainDump
 
@@ -210,3 +211,26 @@ async def test_arguments_as_deep_as_a_model_may_send_are_shown_whole() -> None:
     call = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
     [shown] = (await chain(store_of(turn(1, output=(call,)))))["turns"]
     assert shown["output"] == [call]
+
+
+@pytest.mark.parametrize("bytes_", [0, 1, 11, 12, 13, 24, 25, 100])
+def test_a_large_image_is_hashed_in_pieces(bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs while one is decoded: the event loop waited 0.6 s for one of 128 MiB."""
+    data, decode, longest = bytes(range(bytes_)), base64.b64decode, [0]
+
+    def decoded(piece: str, **options: Any) -> bytes:
+        longest.append(len(piece))
+        return decode(piece, **options)
+
+    monkeypatch.setattr(shown, "PIECE", 16)
+    monkeypatch.setattr(base64, "b64decode", decoded)
+    text = base64.b64encode(data).decode()
+    assert shown._hash_of(text) == (hashlib.sha256(data).hexdigest(), bytes_)
+    assert max(longest) <= 16
+    # As the decoder takes it as a whole: lines, padding in the middle, no base64.
+    for odd in (f"{text[:20]}\n{text[20:]}", f"{text}=={text}", f"{'x' * 14}=={text}", f"{text}x", "é"):
+        try:
+            whole = decode(odd)
+        except ValueError:
+            whole = odd.encode()
+        assert shown._hash_of(odd) == (hashlib.sha256(whole).hexdigest(), len(whole))

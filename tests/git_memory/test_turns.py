@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from cli_session_proxy import cli
+from cli_session_proxy.backends.base import Adoptable, Execution, Job
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.committing import CommitOrder
@@ -19,6 +20,7 @@ from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound
 from cli_session_proxy.export import shown
 from cli_session_proxy.git_memory.records import CLOSE, LONGEST, OPEN, read
 from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.stores import held
 from cli_session_proxy.stores.sql import store
 
 from ..engine.test_core import core, turns, words
@@ -163,11 +165,24 @@ async def test_a_long_conversation_is_counted_until_its_attempt_is_committed(
             counted.append(engine.holds.bytes.total())
             return await super().__call__(path)
 
-    async with core(settings, Counting()) as (engine, _):  # type: ignore[arg-type]
-        await ask(engine, "fix it")
+    async with core(settings, Counting()) as (engine, backend):  # type: ignore[arg-type]
+        turn, prepare = await ask(engine, "fix it"), backend.prepare
+
+        async def prepared(job: Job) -> Execution | Adoptable:
+            await engine.store.path(turn.id)  # a CLI's backend reads the path that it writes down
+            return await prepare(job)
+
+        monkeypatch.setattr(backend, "prepare", prepared)
         monkeypatch.setattr(store, "UNCOUNTED", 0)
         await engine.commit("local", "a", CommitOrder())
         assert counted[0] == 0 < counted[-1]
+        assert not engine.holds.bytes
+        # Another turn with this conversation does not fit beside it: it would wait for its own commit.
+        monkeypatch.setattr(held, "MOST_OF_AN_OWNER", counted[-1] * 3 // 2)
+        monkeypatch.setattr(held, "PATIENCE", 0.1)
+        with pytest.raises(InvalidRequest, match="too long for a summary"):
+            await engine.commit("local", "a", CommitOrder())
+        assert await engine.commit("local", "a", CommitOrder(by_model=False))
         assert not engine.holds.bytes
     assert repo.message()
 

@@ -391,7 +391,8 @@ class _ClaudeExecution:
             cost_total=self._total,
         )
         try:
-            kept = await self._backend.sessions.capture(self._ready, job.turn, outcome)
+            with self._backend.sessions.not_held_up(self._ready.process):
+                kept = await self._backend.sessions.capture(self._ready, job.turn, outcome)
         except events.ProcessDied as died:
             died.cli = self._ready.process.launch.capability.name
             raise self._backend._error_for(job.agent, died) from died

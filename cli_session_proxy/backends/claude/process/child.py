@@ -106,6 +106,17 @@ class Launch:
             argv.append("--await-claim")
         return [str(self.capability.path), *argv, session, *self._choices(prompt_file)]
 
+    async def with_boundary(self) -> Launch:
+        """The same, with a boundary that is made and checked now. A program of the agent can hold this up."""
+        if self.wrapper is None:
+            return self
+        words = await self.wrapper()
+
+        async def made() -> tuple[str, ...]:
+            return words
+
+        return replace(self, wrapper=made)
+
     @property
     def confined(self) -> bool:
         """Whether it runs in a sandbox. A summary for a confined agent does so, too, with a profile of its own."""

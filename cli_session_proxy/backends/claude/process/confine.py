@@ -42,6 +42,7 @@ from ....errors import SandboxError
 from ....machine import command_to, interpreter, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, Profile, Settings, paths_in
+from ....tasks import in_thread_at
 from ..transcript.files import make_project
 from . import confine_program
 from .login import write_private
@@ -164,7 +165,7 @@ async def wrapper(
     why = await why_unavailable()
     if why is not None:
         raise SandboxError(why)
-    words, secrets = await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
+    words, secrets = await in_thread_at(place.cwd, _wrapper, settings, profile, program, place, env)
     # Look from inside at each secret: the mounts alone do not prove that none is visible (links, bind mounts).
     code, readable, error = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets], env)
     if code != 0 or not readable.endswith("looked\n"):  # without its last line the look was not complete

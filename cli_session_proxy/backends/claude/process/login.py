@@ -15,16 +15,22 @@ of the same kind and plan in its place, or fake tokens: the user would be logged
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import secrets
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .... import logs
-from ....sandbox import LOGINS, make_private
+from ....sandbox import LOGINS, make_private, restore_access
+from ....tasks import in_thread_at
 from ..transcript.entries import contents
 
 log = logs.get(__name__)
@@ -35,41 +41,95 @@ LOGIN, TOKENS, EXPIRES = "claudeAiOauth", ("accessToken", "refreshToken"), "expi
 # The largest file in bytes (usually a few hundred), and the longest validity of a renewed login in seconds (usually
 # hours).
 LONGEST, LONGEST_LIFE = 64 * 1024, 400 * 86400
+# Seconds for which the agents' copies are waited for, and one copy that is in use. Usually milliseconds.
+WAIT, WAIT_FOR_ONE = 2.0, 0.2
 
 
 class Logins:
-    """The copies for the CLIs of one proxy. Its methods block; do not call two at once."""
+    """The copies for the CLIs of one proxy.
+
+    Each agent's programs can hold up whoever looks at its copy, for as long as they live: nothing that others need is
+    locked meanwhile. Only the user's own login and the originals are read and written by one at a time.
+    """
 
     def __init__(self, config_dir: Path, var: Path) -> None:
         self._own = Path(os.path.realpath(config_dir / FILE))  # the user's own login
         self._originals = var / "confined" / LOGINS  # what each agent was given
         self._copies: dict[Path, tuple[int, ...] | None] = {}  # by private folder: the state of its copy when last seen
+        self._in_use: defaultdict[Path, Lock] = defaultdict(Lock)  # by private folder
+        self._held_up: set[Path] = set()  # private folders that others did not wait for
+        self._ours = Lock()  # of the user's own login and the originals
+        # The key of the thread that looks at all copies. Another one after that thread was left behind.
+        self._scan = Path(secrets.token_hex(8))
 
-    def exchange(self, private: Path, *, give: bool) -> None:
+    async def exchange(self, private: Path, *others: Path, give: bool) -> None:
         """Copy renewed logins back, then give this agent's CLI a copy of the user's own. `give` False: remove its copy,
-        because its environment has another login."""
-        if self._own.is_file():
-            self._copies.setdefault(private, None)
-        for directory in list(self._copies):
-            if self._copies[directory] != _state(directory / FILE):
-                self._take_back(directory)
-        if not give:
+        because its environment has another login. First the folder is created, and access to it and `others`
+        restored."""
+        scan = self._scan
+        try:
+            async with asyncio.timeout(WAIT):
+                await in_thread_at(scan, self._take_back_all)
+        except TimeoutError:
+            if self._scan == scan:
+                self._scan = Path(secrets.token_hex(8))
+        await in_thread_at(private, self._exchange_own, private, others, give)
+
+    def _take_back_all(self) -> None:
+        for private in list(self._copies):
+            in_use = self._in_use[private]
+            if not in_use.acquire(timeout=0 if private in self._held_up else WAIT_FOR_ONE):
+                self._held_up.add(private)
+                continue
+            try:
+                self._held_up.discard(private)
+                self._take_back(private)
+            finally:
+                in_use.release()
+
+    def _exchange_own(self, private: Path, others: Sequence[Path], give: bool) -> None:
+        make_private(private)
+        for folder in (private, *others):
+            restore_access(folder)
+        with self._in_use[private]:
+            if self._own.is_file():
+                self._copies.setdefault(private, None)
+            self._take_back(private)
+            if give:
+                self._give(private)
+                return
             self._copies.pop(private, None)
             for copy in (private / FILE, self._originals / private.name):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the agent made a folder there
                     copy.unlink()
-        elif private in self._copies:
+
+    def _give(self, private: Path) -> None:
+        """Replace this agent's copy by the user's own login, if it is another one."""
+        if private not in self._copies:
+            return
+        copy = _read(private / FILE)
+        with self._ours:
             own = _read(self._own)
-            if own is not None and own != _read(private / FILE):
+            is_other = own is not None and own != copy
+            if own is not None and is_other:
                 make_private(self._originals)
                 write_private(self._originals / private.name, own)
-                write_private(private / FILE, own)
-            self._copies[private] = _state(private / FILE)
+        if own is not None and is_other:
+            write_private(private / FILE, own)
+        self._copies[private] = _state(private / FILE)
 
     def _take_back(self, private: Path) -> None:
-        """Replace the user's own login by this copy if that is a renewal of it."""
-        original, copy, own = (_read(at) for at in (self._originals / private.name, private / FILE, self._own))
-        self._copies[private] = _state(private / FILE)
+        """Replace the user's own login by this copy if that has changed, and is a renewal of it."""
+        state = _state(private / FILE)
+        if private not in self._copies or self._copies[private] == state:
+            return
+        copy = _read(private / FILE)
+        self._copies[private] = state
+        with self._ours:
+            self._renew(private, copy)
+
+    def _renew(self, private: Path, copy: bytes | None) -> None:
+        original, own = _read(self._originals / private.name), _read(self._own)
         if None in (original, copy, own) or copy == original:
             return
         assert original is not None

@@ -344,7 +344,7 @@ class ProcessTable:
 
     async def spawn(self, launch: Launch) -> ClaudeProcess:
         """A new process, in use. Raises QueueFull, ClaudeUnavailable, and what `ClaudeProcess.spawn` does."""
-        process = await self._begin_in_turn(launch)
+        process = await self._begin_in_turn(await launch.with_boundary())
         if self.closed:
             await self.close(process)
             raise _closed()

@@ -189,8 +189,8 @@ async def adopt_session(
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
     target = projects.path(sandboxes.path(directory), session_id)
-    copied, unreadable = await asyncio.to_thread(files.copy_beside, path, target)
-    adoption = _Adoption(foreign, session_id, copied, unreadable, ImportFitting(replacement), progress)
+    copied, left_out = await asyncio.to_thread(files.copy_beside, path, target)
+    adoption = _Adoption(foreign, session_id, copied, left_out, ImportFitting(replacement), progress)
     created = foreign.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: adoption.head)
     try:
@@ -230,7 +230,7 @@ class _Adoption:
     foreign: ForeignTranscript
     session_id: str
     files: int
-    unreadable: Sequence[str]  # names of files beside the transcript
+    left_out: Sequence[str]  # names of files beside the transcript
     fitting: ImportFitting
     progress: Progress
     head: str | None = None
@@ -265,10 +265,10 @@ class _Adoption:
     def notes(self) -> Iterator[str]:
         if self.records_left_out:
             yield f"the last exchange was still open: its {self.records_left_out} records were left out"
-        if self.unreadable:
-            names = ", ".join(map(printable, self.unreadable[:3]))
-            others = " and others" if len(self.unreadable) > 3 else ""
-            yield f"this user may not read {names}{others} beside the transcript, or it is too large: left out"
+        if self.left_out:
+            names = ", ".join(map(printable, self.left_out[:3]))
+            others = " and others" if len(self.left_out) > 3 else ""
+            yield f"this user may not read {names}{others} beside the transcript, or it is too much: left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
         yield from self.foreign.notes()

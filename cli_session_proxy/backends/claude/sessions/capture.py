@@ -7,10 +7,11 @@ import contextlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ....domain import client_tools
 from ....domain.evidence import Evidence, RecordsFrom
@@ -18,7 +19,7 @@ from ....domain.forms import replace
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....stores.base import Store
-from ....tasks import in_own_thread
+from ....tasks import in_thread_at
 from ...base import Answered
 from .. import transcript
 from ..process.events import WrongTranscript
@@ -32,6 +33,8 @@ from . import composing, paths
 from .exchanges import exchanges, is_prompt
 from .rewinding import WarmPath
 from .sharing import SharedUse
+
+T = TypeVar("T")
 
 # How many transcripts are followed incrementally. Others are read as a whole at their next turn.
 READERS = 1024
@@ -152,7 +155,7 @@ class Captures:
             waited, looked = 0.0, time.monotonic()
             while True:
                 if copied:
-                    captured = await asyncio.to_thread(self._from_copy, ready, path, outcome, known)
+                    captured = await _read(path, self._from_copy, ready, path, outcome, known)
                 else:
                     captured = await self._from_file(ready, path, outcome)
                 now = time.monotonic()
@@ -164,7 +167,7 @@ class Captures:
             return captured
         if not copied:
             known = (await paths.parsed(await self._path(ready))).path
-        if not await asyncio.to_thread(_continued_path, path, ready, known, outcome):
+        if not await _read(path, _continued_path, path, ready, known, outcome):
             raise WrongTranscript("conversation")
         return replace(captured, records=_composed(ready, turn, outcome))
 
@@ -180,18 +183,18 @@ class Captures:
             with contextlib.suppress(TooMuchAppended):
                 read = partial(self._from_appended, reader, ready, outcome, most=SMALL)
                 # See `Sessions._has_only_notes_added`.
-                captured = await in_own_thread(read) if ready.process.launch.confined else read()
+                captured = await _read(path, read) if ready.process.launch.confined else read()
                 reader = None
         else:
             try:
-                reader = await asyncio.to_thread(Reader.after, path, mark)
+                reader = await _read(path, Reader.after, path, mark)
             except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
-            captured = await asyncio.to_thread(self._from_appended, reader, ready, outcome)
+            captured = await _read(path, self._from_appended, reader, ready, outcome)
         if captured is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
             return CapturedRecords([], None, "frames", more=True)
-        return await asyncio.to_thread(self._from_replaced, ready, path, outcome) if captured is None else captured
+        return await _read(path, self._from_replaced, ready, path, outcome) if captured is None else captured
 
     def _from_appended(
         self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
@@ -262,14 +265,14 @@ class Captures:
         self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
         """The answer was cut at a stop sequence or a token limit: cut its records, and rewrite the transcript."""
-        added = await asyncio.to_thread(_added, path, ready, outcome, known)
+        added = await _read(path, _added, path, ready, outcome, known)
         scribe = ready.scribe(outcome.session_id)
         if any(entry.kind == "user" for entry in added) or (added and ready.no_prompt):
             unseen = ready.process.launch.capability.takes_tools
             records = composing.cut_answer(
                 added, outcome.as_cli_has_it, scribe, turn.model, unseen=unseen, no_prompt=ready.no_prompt
             )
-        elif await asyncio.to_thread(_continued_path, path, ready, known, outcome):
+        elif await _read(path, _continued_path, path, ready, known, outcome):
             records = _composed(ready, turn, outcome)
         else:
             return CapturedRecords([], None, "unlinked")
@@ -298,7 +301,12 @@ class Captures:
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = await asyncio.to_thread(mending.shown, [*await self._path(ready), *records])
         form = ready.process.launch.capability.form
-        return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
+        return await _read(path, partial(transcript.write, Path(path), path_records, session_id, form=form))
+
+
+async def _read(path: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that reads or writes this transcript."""
+    return await in_thread_at(Path(path).parent, function, *arguments)
 
 
 def _composed(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Record]:

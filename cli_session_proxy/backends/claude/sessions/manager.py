@@ -15,11 +15,12 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
+from .... import logs
 from ....domain import client_tools
 from ....domain.client_tools import Offers
 from ....domain.evidence import Evidence, Note, Repair
@@ -28,10 +29,10 @@ from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
-from ....sandbox import Sandboxes, make_private, restore_access
+from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Facts, KeptTurn, Store
-from ....tasks import in_own_thread
+from ....tasks import in_thread_at
 from ...base import Job
 from .. import transcript
 from ..process import capability as cli
@@ -48,6 +49,8 @@ from .decisions import Decided, Decisions, opening
 from .repair import ForeignExchanges, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, RewindPoint, WarmPath, can_rewind
 from .sharing import SharedUse, Sharing
+
+log = logs.get(__name__)
 
 # How often a process is started again because it loaded something else than the verified transcript, and the
 # Retry-After in seconds if that did not help.
@@ -83,7 +86,7 @@ class Sessions:
         self._projects = projects
         self._config_dir = projects.config_dir
         self._env = environment.common(settings, self._config_dir)
-        self._logins, self._login_lock = Logins(self._config_dir, settings.var), asyncio.Lock()
+        self._logins = Logins(self._config_dir, settings.var)
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
         self._warm_paths: dict[str, WarmPath] = {}  # by session: the memory of its warm process
@@ -114,17 +117,21 @@ class Sessions:
         shared = self.sharing.is_for(job)
         profile = job.profile
         has_programs = profile.tools or profile.mcp_config or profile.add_dirs or profile.setting_sources
-        if not has_programs and not shared and self._sandboxes.was_confined(agent.dir):
+        was_confined = not profile.confined and not shared and self._sandboxes.was_confined(agent.dir)
+        if was_confined and not has_programs:
             # A CLI in the agent's directory may run programs from there (2.1.71: by the repository's settings).
             profile = profile.model_copy(update={"confined": True})
             job = replace(job, profile=profile)
+        elif was_confined:
+            await self._end_confined(agent)
         directories = self.sharing.place() if shared else self._sandboxes.prepared(agent.dir)
         sandbox_was_lost = False
         if directories is None:
             had_sandbox = parent is not None and parent.session_id is not None and not parent.evidence.shared
             sandbox_was_lost = had_sandbox and not self._sandboxes.has(agent.dir)
-            await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-            directories = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
+            cwd = self._sandboxes.path(agent.dir)
+            await in_thread_at(cwd, self._sandboxes.prepare, agent.dir)
+            directories = cwd, self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = directories
         env = environment.of_profile(self._env, profile) | {environment.TMPDIR: str(tmpdir)}
         probed_in = self._sandboxes.agentless("ahead") if profile.confined else directories  # not inside the sandbox
@@ -183,6 +190,14 @@ class Sessions:
             retry_after=RETRY_AFTER,
         )
 
+    async def _end_confined(self, agent: Agent) -> None:
+        """End the agent's confined CLIs: programs there could hold up the event loop, which looks into the folders of
+        an agent that is not confined."""
+        for session_id in self._pool.sessions_in(self._sandboxes.path(agent.dir)):
+            process = self._pool.peek(session_id)
+            if process is not None and process.launch.confined:
+                await self._end(session_id)
+
     async def _confine(self, job: Job, cwd: Path, tmpdir: Path, program: Path, env: Mapping[str, str]) -> Wrapper:
         """Prepare a sandbox for this agent's CLI: it gets a copy of the user's login, unless `env` has one. Renewed
         logins of confined agents are copied back. Raises SandboxError."""
@@ -193,11 +208,7 @@ class Sessions:
         shows_settings = "user" in job.profile.setting_sources
         private = self._sandboxes.private(job.agent.dir, shows_settings=shows_settings)
         try:
-            async with self._login_lock:
-                await asyncio.to_thread(make_private, private)
-                for own in (private, project):
-                    await asyncio.to_thread(restore_access, own)
-                await asyncio.to_thread(self._logins.exchange, private, give=not environment.has_login(env))
+            await self._logins.exchange(private, project, give=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
         place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
@@ -224,7 +235,8 @@ class Sessions:
             if back is not None:
                 return back
             if parent is None:
-                await asyncio.to_thread(files.make_project, self._projects.folder(context.cwd))
+                folder = self._projects.folder(context.cwd)
+                await in_thread_at(folder, files.make_project, folder)
             prepared = self._start(context) if parent is None else await self._repairs.branch(context, parent)
         else:
             prepared = await self._verify(context, parent, job.session)
@@ -253,7 +265,8 @@ class Sessions:
             if warm_path is not None:
                 cost_before = warm_path.total
             elif context.capability.keeps_session_id:
-                cost_before = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
+                written = Path(session.transcript)
+                cost_before = await in_thread_at(written.parent, transcript.total_cost, written)
             unmet: tuple[ParameterName, ...] = ()
             if process.env_set or job.results or parameters.has_parameters(job.turn.options):
                 unmet = await parameters.apply(process, job, skip=context.without_parameters, compacts=not no_prompt)
@@ -262,7 +275,7 @@ class Sessions:
             await self._pool.checkin(process)
             await self._end(session.id)
             if any(link.to_session == session.id != link.from_session for link in prepared.links):
-                await in_own_thread(files.remove, Path(session.transcript))
+                await _removed(Path(session.transcript))
             raise
         evidence = prepared.evidence
         if ended is not None:
@@ -316,7 +329,8 @@ class Sessions:
             return session
         try:
             path = Path(session.transcript)
-            reader, mark = await asyncio.to_thread(transcript.reread, path, session.mark, lenient=lenient)
+            reread = partial(transcript.reread, path, session.mark, lenient=lenient)
+            reader, mark = await in_thread_at(path.parent, reread)
         except transcript.TranscriptChanged as changed:
             raise WrongTranscript(changed.how) from changed
         self.captures.follow(session.id, reader)
@@ -458,7 +472,7 @@ class Sessions:
                     answered = {session_id}  # an agent's program has named another one
                 await self._end(*answered)
                 for ended in answered:
-                    await in_own_thread(files.remove, self._projects.path(context.cwd, ended))
+                    await _removed(self._projects.path(context.cwd, ended))
             return "\n\n".join(answer)
 
         summary = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
@@ -502,7 +516,8 @@ class Sessions:
         """See `Captures`. Off the event loop if programs of the agent can run in its folder: one that lists it
         can hold up whoever looks for a file there, for minutes."""
         if self._sandboxes.was_confined(job.agent.dir):
-            return await in_own_thread(self.captures.has_only_notes_added, session, warm_path)
+            folder = Path(session.transcript).parent
+            return await in_thread_at(folder, self.captures.has_only_notes_added, session, warm_path)
         return self.captures.has_only_notes_added(session, warm_path)
 
     async def foreign(self, agent: Agent, parent: Turn) -> ForeignExchanges | None:
@@ -511,11 +526,33 @@ class Sessions:
         if session is None:
             return None
         path = self.transcript_of(agent, session.id)
-        if session.mark is not None and await in_own_thread(transcript.is_unchanged, path, session.mark):
+        unchanged = partial(transcript.is_unchanged, path)
+        if session.mark is not None and await in_thread_at(path.parent, unchanged, session.mark):
             return None
         return await self._repairs.foreign(agent, parent, session, path)
 
     # --- after the turn
+
+    @contextlib.contextmanager
+    def not_held_up(self, process: ClaudeProcess) -> Iterator[None]:
+        """Kill the agent's confined CLIs if the body takes longer than `idle_timeout`. Nothing else would end it: a
+        program of theirs can hold up whoever reads the transcript, for as long as it lives."""
+
+        if not process.launch.confined:
+            yield
+            return
+
+        def kill() -> None:
+            log.warning("transcript_held", cwd=str(process.cwd), seconds=self._settings.idle_timeout)
+            for session_id in self._pool.sessions_in(process.cwd):
+                if (one := self._pool.peek(session_id)) is not None and one.launch.confined:
+                    one.kill()
+
+        timer = asyncio.get_running_loop().call_later(self._settings.idle_timeout, kill)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def capture(self, ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> tuple[KeptTurn, Evidence]:
         """Capture the turn's records from the transcript; if they cannot be read, make them from the frames."""
@@ -527,7 +564,8 @@ class Sessions:
         # Not for a confined agent: its CLI only writes in its own folder, and its programs may forge a session id.
         if not ready.process.launch.confined and not os.access(path, os.F_OK):
             written = self._projects.written
-            path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
+            look = partial(written, ready.process.cwd, Path(path), turn.started_at or time.time())
+            path = str(await in_thread_at(Path(path).parent, look))
         if outcome.stopped:
             await self._end(before.id, session_id)
         program, runs_others = ready.process.launch.capability, ready.process.runs_others
@@ -564,7 +602,7 @@ class Sessions:
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if ready.process.launch.confined or files.has_beside(path):
             kept = self._stored_beside.get(before.agent_key, 0)
-            stored = await asyncio.to_thread(files.gather, Path(path), since, kept)
+            stored = await in_thread_at(Path(path).parent, files.gather, Path(path), since, kept)
             if stored and ready.process.launch.confined:
                 self._stored_beside[before.agent_key] = kept + sum(len(record.line) for record in stored)
             records += stored
@@ -620,16 +658,15 @@ class Sessions:
             return
         anew = any(link.to_session == ready.session.id != link.from_session for link in ready.links)
         if ready.continuity == "started" or anew:
-            await in_own_thread(files.remove, Path(ready.session.transcript))
+            await _removed(Path(ready.session.transcript))
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # This turn's decisions are not in the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
             form = ready.process.launch.capability.form
             file = Path(ready.session.transcript)
-            await asyncio.to_thread(transcript.write, file, path, ready.session.id, form=form)
+            await in_thread_at(file.parent, partial(transcript.write, file, path, ready.session.id, form=form))
         if answered is not None and answered != ready.session.id:
-            fork = files.in_folder(Path(ready.session.transcript).parent, answered)
-            await in_own_thread(files.remove, fork)
+            await _removed(files.in_folder(Path(ready.session.transcript).parent, answered))
 
     async def _rewound(self, ready: LiveSession, failed: FailedTurn) -> bool:
         """Whether the process could be rewound to before the failed turn, so that its memory is the path again."""
@@ -673,14 +710,15 @@ class Sessions:
         for session_id in filter(is_session_id, named):
             await self._end(session_id)
             for folder in folders:
-                await in_own_thread(files.remove, files.in_folder(folder, session_id))
+                await _removed(files.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
         # A confined agent may have written any files into its own folder. Another folder, in which a CLI was found to
         # write its transcripts, may have other agents' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
-            if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
-                await in_own_thread(partial(files.remove_project, folder, whole=confined and folder == own))
+            if folder == own or not await in_thread_at(folder, self._projects.is_others, folder, cwd):
+                whole = confined and folder == own
+                await in_thread_at(folder, partial(files.remove_project, folder, whole=whole))
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:
@@ -698,6 +736,10 @@ class Sessions:
     def transcript_of(self, agent: Agent, session_id: str) -> Path:
         """The path of this session's transcript."""
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
+
+
+async def _removed(path: Path) -> None:
+    await in_thread_at(path.parent, files.remove, path)
 
 
 def _dropped_prompts_notice(ready: LiveSession, taken: CapturedRecords) -> Record:

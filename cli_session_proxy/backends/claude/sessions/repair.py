@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from ....errors import SandboxError, SessionBusy
 from ....sandbox import remove_any, restore_access
 from ....settings import Settings
 from ....stores.base import Store
+from ....tasks import in_thread_at
 from ...base import Job
 from .. import transcript
 from ..process import running
@@ -127,10 +129,10 @@ class Repairs:
 
     async def check(self, path: Path, session: Session, parent: Turn) -> FileVerdict:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
-        verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
+        verdict = await in_thread_at(path.parent, transcript.check, path, session.mark, None)
         if verdict is None:
             known = await paths.shown(self._store, parent.id)
-            verdict = await asyncio.to_thread(transcript.check, path, None, known)
+            verdict = await in_thread_at(path.parent, transcript.check, path, None, known)
         assert verdict is not None
         return verdict
 
@@ -146,7 +148,7 @@ class Repairs:
         """Use a session whose transcript is the path and which no process has. It is rewritten if this CLI would lose
         or rename some of its records."""
         path = Path(session.transcript)
-        if not await asyncio.to_thread(_is_loaded_whole, path, context.capability.form):
+        if not await in_thread_at(path.parent, _is_loaded_whole, path, context.capability.form):
             mark, _ = await self._write(context, parent, path)
             rewritten = f"written in the form that CLI {context.capability.version} loads, without what was taken back"
             evidence = replace(evidence, verified="; ".join(filter(None, (evidence.verified, rewritten))))
@@ -210,7 +212,7 @@ class Repairs:
                 return PreparedSession(session, True, "resumed", (), written)
             origin = await tails.origin(self._store, context.job.agent, verdict)
             if origin in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
-                done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
+                done = replace(done, kept=await in_thread_at(path.parent, self._move_aside, path))
         moved = earlier is not None and await self._may_lie_elsewhere(earlier)
         if moved:  # under a new id the CLI finds no other file
             path = self._projects.path(context.cwd, str(uuid.uuid4()))
@@ -288,7 +290,7 @@ class Repairs:
         if running.has_register(self._config_dir):
             return False
         try:
-            written = (await asyncio.to_thread(os.lstat, path)).st_mtime
+            written = (await in_thread_at(path.parent, os.lstat, path)).st_mtime
         except OSError:  # deleted: counts as old
             return False
         return time.time() - written < self._settings.idle_timeout
@@ -299,12 +301,12 @@ class Repairs:
         self, context: TurnContext, parent: Turn, session: Session, path: Path
     ) -> PreparedSession | None:
         """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks."""
-        places = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
+        places = await in_thread_at(path.parent, self._projects.elsewhere, path)
         for place in places:
             verdict = await self.check(place, session, parent)
             if verdict.found != "equal":
                 continue
-            await asyncio.to_thread(files.move, place, path)
+            await in_thread_at(path.parent, files.move, place, path)
             done = Repair("moved", looked_for=str(path), found_at=str(place))
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
@@ -324,12 +326,12 @@ class Repairs:
         origin = await tails.origin(self._store, context.job.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=origin)
         if verdict.found == "missing":
-            copies = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
+            copies = await in_thread_at(path.parent, self._projects.elsewhere, path)
             done = replace(done, also_at=tuple(map(str, copies)))
         # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
         changed = verdict.found in ("different", "unreadable") and not verdict.is_prefix
         if changed or origin in ("theirs", "theirs_behind_ours"):
-            done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
+            done = replace(done, kept=await in_thread_at(path.parent, self._move_aside, path))
         moved = await self._may_lie_elsewhere(session)
         if moved:
             path = self._projects.path(context.cwd, str(uuid.uuid4()))
@@ -399,7 +401,7 @@ class Repairs:
     async def _write_records(self, context: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
         form = context.capability.form
         try:
-            return await asyncio.to_thread(transcript.write, path, records, path.stem, form=form)
+            return await in_thread_at(path.parent, partial(transcript.write, path, records, path.stem, form=form))
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from ....domain.limits import is_model, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import KeptTurn, Store
+from ....tasks import in_thread_at
 from .. import transcript
 from ..transcript import Parsed, files
 from ..transcript.entries import contents
@@ -33,15 +33,15 @@ async def recover_turn(
         return None
     known = await paths.parsed(await paths.shown(store, turn.parent_id))
     path = transcript_of(agent, turn.session_id)
-    exchange = await asyncio.to_thread(_read, path, turn, known)
+    exchange = await in_thread_at(path.parent, _read, path, turn, known)
     if exchange is None:
         unknown: list[Path] = []  # CLI 1.x: a copy under a new id
-        for other in await asyncio.to_thread(_written_since, turn.started_at or 0.0, path.parent):
+        for other in await in_thread_at(path.parent, _written_since, turn.started_at or 0.0, path.parent):
             if other != path and await store.session(other.stem) is None:
                 unknown.append(other)
                 if len(unknown) > MOST_COPIES:  # without reading all it is not certain that one copy is the only one
                     return None
-        copies = [(other, await asyncio.to_thread(_read, other, turn, known)) for other in unknown]
+        copies = [(other, await in_thread_at(path.parent, _read, other, turn, known)) for other in unknown]
         complete = [(other, copy) for other, copy in copies if copy is not None]
         if len(complete) != 1:  # none, or it is not certain which one answered this turn
             return None

@@ -17,10 +17,11 @@ from ....domain.models import JSON, ON_PATH, Agent, Record, Session, Turn
 from ....sandbox import Sandboxes
 from ....settings import Settings
 from ....stores.base import Store
+from ....tasks import in_thread_at
 from ...base import ComparedRecord, Comparison
 from .. import transcript
 from ..process import environment
-from ..transcript import Entry, FileVerdict, Pair, files
+from ..transcript import Entry, FileVerdict, Pair
 from . import paths, tails
 
 # Of many equal differences, only this many are listed one by one.
@@ -92,8 +93,7 @@ class Verifier:
         self._settings = settings
         self._store = store
         self._sandboxes = Sandboxes(settings)
-        self._config_dir = environment.config_dir(settings)
-        self._projects = transcript.Projects(settings, self._sandboxes, self._config_dir)
+        self._projects = transcript.Projects(settings, self._sandboxes, environment.config_dir(settings))
 
     async def verify(
         self, agent: Agent, held_at: str | None = None, step: Callable[[], None] = lambda: None
@@ -160,11 +160,11 @@ class Verifier:
         at_head = session.tip_turn_id == agent.head
         if not at_head and session.mark is not None:
             # For other sessions the hash is enough; reading the path for each of hundreds would be slow.
-            verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
+            verdict = await in_thread_at(path.parent, transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
                 return SessionResult(verdict=verdict)
         known = await paths.shown(self._store, session.tip_turn_id)
-        verdict = await asyncio.to_thread(_compare, path, known)
+        verdict = await in_thread_at(path.parent, _compare, path, known)
         if verdict.found == "missing" and not session.transcript:
             return SessionResult(unwritten=True)
         tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
@@ -173,8 +173,8 @@ class Verifier:
         difference = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
         found = [difference(*fields) for fields in _differences(verdict)]
         if verdict.found == "missing":
-            for place in await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path):
-                if (await asyncio.to_thread(_compare, place, known)).found == "equal":
+            for place in await in_thread_at(path.parent, self._projects.elsewhere, path):
+                if (await in_thread_at(place.parent, _compare, place, known)).found == "equal":
                     text = f"it is at {place} instead of {path}; the next turn moves it back"
                     found = [difference("elsewhere", text)]
                     break

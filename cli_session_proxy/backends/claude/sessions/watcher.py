@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from watchfiles import Change, awatch
 
 from .... import logs
 from ....domain.limits import is_session_id
-from ....tasks import in_own_thread
+from ....tasks import in_thread_at, works_at
 from ..mounts import file_system
 from ..transcript import Projects
 from ..transcript.files import SUFFIX, sessions_in
 from .manager import Sessions
 
 log = logs.get(__name__)
+
+T = TypeVar("T")
 
 # Milliseconds between two looks, and for collecting changes. The CLI writes in batches about 100 ms apart.
 STEP = 400
@@ -38,6 +41,8 @@ AGAIN = 60.0
 MOST = 128
 # The most sessions that are reported per look. A person writes into one.
 AT_ONCE = 1000
+# Seconds that one agent's folder is waited for. Usually it takes milliseconds.
+LONGEST_LOOK = 5.0
 
 
 class Watcher:
@@ -46,6 +51,7 @@ class Watcher:
     def __init__(self, sessions: Sessions, projects: Projects) -> None:
         self._sessions = sessions
         self._projects = projects
+        self._held: set[Path] = set()  # folders whose agents held a look up
         self._left_out: set[Path] = set()  # folders that watchfiles cannot read, or with a name that it cannot
 
     async def changes(self) -> AsyncGenerator[str, None]:
@@ -58,8 +64,8 @@ class Watcher:
                 folders = await asyncio.to_thread(self._folders)
                 # Newly added folders may have changed before.
                 for folder in set(folders).difference(folders if before is None else before):
-                    for path in (await asyncio.to_thread(sessions_in, folder))[:AT_ONCE]:
-                        if not await self._is_unchanged(path.stem):
+                    for path in (await self._look(folder, sessions_in, folder) or ())[:AT_ONCE]:
+                        if await self._is_changed(path):
                             yield path.stem
                 before = folders
                 silent = await asyncio.to_thread(file_system, root) in SILENT
@@ -73,10 +79,9 @@ class Watcher:
                     async for changes in watching:
                         # In a thread: an agent may make a hundred thousand files.
                         written, is_joined = await asyncio.to_thread(self._read, changes)
-                        for session_id in written[:AT_ONCE]:
-                            # Usually it was our own turn.
-                            if not await self._is_unchanged(session_id):
-                                yield session_id
+                        for path in written[:AT_ONCE]:
+                            if await self._is_changed(path):  # usually it was our own turn
+                                yield path.stem
                         if is_joined:  # an agent's first transcript: watch its folder, too
                             break
                 continue
@@ -90,9 +95,24 @@ class Watcher:
                     continue
             await asyncio.sleep(AGAIN)
 
-    async def _is_unchanged(self, session_id: str) -> bool:
-        """Off the event loop, as `Sessions.foreign`."""
-        return await in_own_thread(self._sessions.captures.is_unchanged_since_turn, session_id)
+    async def _is_changed(self, path: Path) -> bool:
+        """Whether others wrote to this transcript. False if its agent does not let us look."""
+        unchanged = await self._look(path.parent, self._sessions.captures.is_unchanged_since_turn, path.stem)
+        return unchanged is False
+
+    async def _look(self, folder: Path, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Call a function that looks into this folder. None if a program of the agent holds it up: the other folders do
+        not wait for it."""
+        if folder in self._held and works_at(folder):
+            return None
+        self._held.discard(folder)
+        try:
+            async with asyncio.timeout(LONGEST_LOOK):
+                return await in_thread_at(folder, function, *arguments)
+        except TimeoutError:
+            self._held.add(folder)
+            log.warning("not_watched", folder=str(folder), seconds=LONGEST_LOOK)
+            return None
 
     def _folders(self) -> list[Path]:
         """The agents' folders that were written to last, without links."""
@@ -105,15 +125,15 @@ class Watcher:
         watched = [path for _, path in sorted(found, reverse=True) if path not in self._left_out]
         return watched[:MOST]
 
-    def _read(self, changes: Collection[tuple[Change, str]]) -> tuple[list[str], bool]:
-        """Our agents' sessions that were written to, and whether there is a folder of a new agent."""
+    def _read(self, changes: Collection[tuple[Change, str]]) -> tuple[list[Path], bool]:
+        """Our agents' transcripts that were written to, and whether there is a folder of a new agent."""
         root = str(self._projects.root)
-        written, is_joined = set(), False
+        written, is_joined = set[Path](), False
         is_ours = cache(lambda folder: self._projects.is_of_agents(Path(folder)))
         for change, path in changes:
             folder, _, name = path.rpartition(os.sep)
             if folder == root:
                 is_joined = is_joined or (change == Change.added and is_ours(path))
             elif change != Change.deleted and name.endswith(SUFFIX) and is_ours(folder):
-                written.add(name.removesuffix(SUFFIX))
-        return sorted(filter(is_session_id, written)), is_joined
+                written.add(Path(path))
+        return sorted(path for path in written if is_session_id(path.stem)), is_joined

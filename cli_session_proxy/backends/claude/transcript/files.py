@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -54,14 +54,14 @@ def checked(path: Path) -> Path:
     return path
 
 
-def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
-    """Files of the same session in other working directories' folders (moved sandbox, doubled prefix)."""
+def find_elsewhere(config_dir: Path, session_id: str, but: Collection[Path]) -> list[Path]:
+    """Files of this session in all working directories' folders but these."""
     name, found = in_folder(config_dir, session_id).name, []
     with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / "projects") as folders:
         for path in (Path(folder.path, name) for folder in folders):
             with contextlib.suppress(OSError):
                 # Not `glob`, which follows a link: it may lead to a file system that does not answer.
-                if path != expected and stat.S_ISREG(os.lstat(path).st_mode):
+                if path.parent not in but and stat.S_ISREG(os.lstat(path).st_mode):
                     found.append(path)
     return sorted(found)
 
@@ -69,13 +69,16 @@ def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Pa
 def sessions_in(folder: Path) -> list[Path]:
     """The transcripts among the first `MOST_NAMES` names of a folder, without links."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return [
+        found = [
             Path(entry.path)
             for entry in islice(entries, MOST_NAMES)
             if entry.name.endswith(SUFFIX)
             and is_session_id(entry.name.removesuffix(SUFFIX))
             and entry.is_file(follow_symlinks=False)
         ]
+        if next(entries, None) is not None:
+            log.warning("names_left_out", folder=str(folder), read=MOST_NAMES)
+        return found
     return []
 
 
@@ -94,12 +97,12 @@ def temporary(session_id: str) -> str:
     return f".{session_id[:8]}-"
 
 
-def _opened_beside(path: Path, unreadable: list[str]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+def _opened_beside(path: Path, left_out: list[str]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """Open the regular files in that folder and below, in order. Yields each path relative to the transcript's folder.
 
     Each folder is opened relative to its parent, so no link is followed even if names change meanwhile. Files that
-    vanish are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`, and what this user may not
-    read, whose paths are added to `unreadable`.
+    vanish are skipped, because the CLI may remove them. Added to `left_out`: paths that this user may not read, folders
+    below `DEEPEST`, and folders with names beyond `MOST_NAMES`.
     """
     top = beside(path)
     try:
@@ -108,25 +111,30 @@ def _opened_beside(path: Path, unreadable: list[str]) -> Iterator[tuple[PurePosi
         if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
             raise
         if isinstance(exc, PermissionError):
-            unreadable.append(top.name)
+            left_out.append(top.name)
         return
     try:
-        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)), unreadable)
+        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)), left_out)
     finally:
         os.close(folder)
 
 
 def _opened_in(
-    folder: int, below: PurePosixPath, left: Iterator[int], unreadable: list[str]
+    folder: int, below: PurePosixPath, left: Iterator[int], left_out: list[str]
 ) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+    names = []
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry, _ in zip(entries, left, strict=False))
-    for name in names:
+        for entry in entries:
+            if next(left, None) is None:
+                left_out.append(f"{below}/")
+                break
+            names.append(entry.name)
+    for name in sorted(names):
         try:
             opened = os.open(name, LOOK, dir_fd=folder)
         except OSError as exc:
             if isinstance(exc, PermissionError):
-                unreadable.append(str(below / name))
+                left_out.append(str(below / name))
             continue
         mode = os.fstat(opened).st_mode
         if stat.S_ISREG(mode):
@@ -134,25 +142,26 @@ def _opened_in(
                 yield below / name, file
             continue
         try:
-            if stat.S_ISDIR(mode) and len(below.parts) < DEEPEST:
-                yield from _opened_in(opened, below / name, left, unreadable)
+            if stat.S_ISDIR(mode) and len(below.parts) >= DEEPEST:
+                left_out.append(str(below / name))
+            elif stat.S_ISDIR(mode):
+                yield from _opened_in(opened, below / name, left, left_out)
         finally:
             os.close(opened)
 
 
 def copy_beside(source: Path, target: Path) -> tuple[int, list[str]]:
-    """Copy the files that belong to one transcript to those of another. Returns how many, and the files and folders
-    that are not copied: this user may not read them, or they are too large. A file may claim any size without a disk
-    that has it.
+    """Copy the files that belong to one transcript to those of another. Returns how many, and what was left out: see
+    `_opened_beside`, and what is too large. A file may claim any size without a disk that has it.
 
     Raises `SandboxError` for a link on the way, OSError.
     """
     copied = total = 0
-    unreadable: list[str] = []
-    for name, opened in _opened_beside(source, unreadable):
+    left_out: list[str] = []
+    for name, opened in _opened_beside(source, left_out):
         data = opened.read(MAX_FILE + 1)
         if len(data) > MAX_FILE or total + len(data) > MOST_COPIED:
-            unreadable.append(str(name))
+            left_out.append(str(name))
             continue
         total += len(data)
         place = PurePosixPath(checked(target).stem, *name.parts[1:])
@@ -161,15 +170,15 @@ def copy_beside(source: Path, target: Path) -> tuple[int, list[str]]:
             state = os.fstat(opened.fileno())
             os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         copied += 1
-    return copied, unreadable
+    return copied, left_out
 
 
 def move(path: Path, target: Path) -> None:
-    """Move a transcript and the files beside it to where the CLI looks. If some cannot be read, all of these stay, too.
+    """Move a transcript and the files beside it to where the CLI looks. If some are left out, all of these stay, too.
     Raises `SandboxError`, OSError."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    copied, unreadable = copy_beside(path, target)
-    if copied and not unreadable:
+    copied, left_out = copy_beside(path, target)
+    if copied and not left_out:
         remove_any(beside(path))
     os.replace(path, target)
 
@@ -267,20 +276,22 @@ def gather(path: Path, after: int | None, kept: int = 0) -> list[Record]:
     """The files beside this transcript that were written after that time (ns; None: all), as records. `kept`: bytes
     already stored, which count for the limit."""
     records: list[Record] = []
-    total = kept
-    for name, file in _opened_beside(path, []):  # an agent may close a folder of its own
+    total, left_out = kept, list[str]()  # an agent may close a folder of its own
+    for name, file in _opened_beside(path, left_out):
         state = os.fstat(file.fileno())
         if (after is not None and state.st_mtime_ns <= after) or state.st_size > MAX_FILE:
             continue
         total += state.st_size
         if len(records) == MAX_FILES or total > MAX_TOTAL:
-            log.warning("files_not_kept", folder=str(beside(path)), kept=len(records))
+            left_out.append(str(name))
             break
         try:
             data = base64.b64encode(file.read(state.st_size)).decode("ascii")
         except OSError:
             continue
         records.append(Record(json.dumps({"type": KIND, "name": str(name), "data": data}, separators=(",", ":"))))
+    if left_out:
+        log.warning("files_not_kept", folder=str(beside(path)), kept=len(records), left_out=left_out[:3])
     return records
 
 

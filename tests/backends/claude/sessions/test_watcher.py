@@ -34,7 +34,8 @@ class Watched:
         settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
         sandboxes = Sandboxes(settings)
         self.known: set[str] = set()
-        sessions: Any = SimpleNamespace(captures=SimpleNamespace(is_unchanged_since_turn=self.known.__contains__))
+        self.captures = SimpleNamespace(is_unchanged_since_turn=self.known.__contains__)
+        sessions: Any = SimpleNamespace(captures=self.captures)
         self.projects = tmp_path / "config" / "projects"
         self.ours = transcript.project_dir(tmp_path / "config", sandboxes.path("a"))
         self.ours.mkdir(parents=True)
@@ -93,7 +94,7 @@ async def test_a_flood_of_files_holds_up_nobody_and_is_told_in_part(
     flood = {(Change.added, str(watched.ours / f"{name}.jsonl")) for name in names}
     main = threading.get_ident()
 
-    def flooded(one: Watcher, changes: Any) -> tuple[list[str], bool]:
+    def flooded(one: Watcher, changes: Any) -> tuple[list[Path], bool]:
         assert threading.get_ident() != main
         return read(one, {*changes, *flood})
 
@@ -102,6 +103,31 @@ async def test_a_flood_of_files_holds_up_nobody_and_is_told_in_part(
     assert await watched.told(watched.ours / f"{ONE}.jsonl") in names
     for _ in range(2):
         assert await anext(watched.changes) in names
+
+
+async def test_a_folder_that_is_held_does_not_keep_others_from_being_told(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of a confined agent holds it, for as long as it lives."""
+    released, asked = threading.Event(), list[str]()
+
+    def unchanged(session_id: str) -> bool:
+        asked.append(session_id)
+        return session_id != TWO and (released.wait() or True)
+
+    monkeypatch.setattr(watched.captures, "is_unchanged_since_turn", unchanged)
+    monkeypatch.setattr(watcher, "LONGEST_LOOK", 0.1, raising=False)
+    other = watched.ours.with_name(f"{watched.ours.name}-other")
+    other.mkdir()
+    try:
+        for session_id in (ONE, THREE):
+            (watched.ours / f"{session_id}.jsonl").write_text("{}\n")
+        assert await watched.told(other / f"{TWO}.jsonl") == TWO
+        (watched.ours / f"{ONE}.jsonl").write_text("{} {}\n")
+        assert await watched.told(other / f"{TWO}.jsonl") == TWO
+        assert len(asked) - asked.count(TWO) <= 1
+    finally:
+        released.set()
 
 
 def watches() -> set[int]:

@@ -18,6 +18,8 @@ from cli_session_proxy.backends.claude.transcript.files import gather, put_back
 from cli_session_proxy.domain.models import Record
 from cli_session_proxy.errors import SandboxError
 
+from ....talking import events
+
 SESSION = "5e551011-0000-4000-8000-000000000001"
 NO_IDS = ("", ".", "..", "../x", "a/b", "/x", "*", "x", f"{SESSION}/..", f"{SESSION}\n", f" {SESSION}", SESSION[:-1])
 
@@ -32,7 +34,7 @@ def test_no_path_is_made_of_what_is_no_session_id(tmp_path: Path, session_id: st
     with pytest.raises(SandboxError, match="no session id"):
         files.in_folder(tmp_path, session_id)
     with pytest.raises(SandboxError, match="no session id"):
-        files.find_elsewhere(tmp_path, session_id, tmp_path / "x")
+        files.find_elsewhere(tmp_path, session_id, ())
 
 
 def test_nothing_but_a_transcript_is_removed_or_written(tmp_path: Path) -> None:
@@ -53,18 +55,22 @@ def test_a_copy_elsewhere_is_a_file_and_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "projects" / "other"
     folder.mkdir(parents=True)
     (folder / f"{SESSION}.jsonl").symlink_to(secret)
-    assert files.find_elsewhere(tmp_path, SESSION, tmp_path / "x") == []
+    assert files.find_elsewhere(tmp_path, SESSION, ()) == []
 
 
-def test_of_a_folder_without_an_end_a_part_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_folder_without_an_end_a_part_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     names = {f"00000000-0000-4000-8000-{number:012}.jsonl" for number in range(9)}
     for name in (*names, "notes.jsonl", f"{SESSION}.txt"):
         (tmp_path / name).touch()
     (tmp_path / f"{SESSION}.jsonl").symlink_to(tmp_path / "notes.jsonl")
     assert {path.name for path in files.sessions_in(tmp_path)} == names
     assert files.sessions_in(tmp_path / "nowhere") == []
+    assert not events(caplog)
     monkeypatch.setattr(files, "MOST_NAMES", 5)
     assert len(files.sessions_in(tmp_path)) <= 5
+    assert [event["event"] for event in events(caplog)] == ["names_left_out"]
 
 
 @pytest.mark.parametrize("at", [SESSION, f"{SESSION}/tool-results", f"{SESSION}/tool-results/x.txt"])
@@ -227,7 +233,12 @@ def test_a_folder_that_becomes_a_link_while_it_is_looked_at_brings_in_nothing_of
     [("MAX_FILES", 3, 3), ("MAX_TOTAL", 15, 3), ("DEEPEST", 1, 1), ("MOST_NAMES", 6, 3)],  # of three folders
 )
 def test_what_lies_beside_a_transcript_is_kept_within_bounds(
-    limit: str, most: int, kept_of_them: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str,
+    most: int,
+    kept_of_them: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     for number in range(5):
@@ -235,8 +246,18 @@ def test_what_lies_beside_a_transcript_is_kept_within_bounds(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "x.txt").write_text("12345")
     assert len(gather(path, None)) == 5
+    assert not events(caplog)
     monkeypatch.setattr(files, limit, most)
     assert len(gather(path, None)) == kept_of_them
+    [said] = events(caplog)
+    assert (said["event"], said["kept"]) == ("files_not_kept", kept_of_them)
+    assert said["left_out"]
+    if limit in ("DEEPEST", "MOST_NAMES"):
+        target = tmp_path / "elsewhere" / path.name
+        path.touch()
+        files.move(path, target)
+        assert target.exists()
+        assert len(gather(path, None)) == kept_of_them  # nothing was removed that was not copied
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder", "a link"])
