@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,12 +35,16 @@ class _End:
     at: float
     lease: Lease | None
     requested: Requested | None = None
+    stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Ends:
     """One per engine. Until the end of a turn is stored, other proxies take the turn for a running one, and wait."""
 
-    def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer], lease: float
+    ) -> None:
+        self._lease = lease
         self._store = store
         self._instances = instances
         self._tasks = tasks
@@ -59,6 +64,7 @@ class Ends:
 
     async def tell(self, live: LiveTurn, error: ProxyError) -> None:
         """Store the end of a turn that failed, and tell its clients. Never raises."""
+        end = self.waiting.get(live.turn.id)
         try:
             await self.store_all()
         except Exception as exc:
@@ -66,6 +72,12 @@ class Ends:
             log.warning("failure_not_noted", turn_id=live.turn.id, error=str(exc), exc_info=trace)
             self._instances.failed(live.turn.id)
             self._tasks.serve(self._keep_trying())
+            if end is not None and error.detail.get("in_doubt"):
+                # Its answer may be stored. Told too early, a client would send the same again to a proxy that reaches
+                # the store, as a second turn. After `lease` seconds others take this proxy for one that has ended.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease):
+                        await end.stored.wait()
         live.fail(error)
 
     def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
@@ -92,6 +104,7 @@ class Ends:
             for end in list(self.waiting.values()):
                 await self._store_one(end)
                 del self.waiting[end.turn_id]
+                end.stored.set()
 
     async def _store_one(self, end: _End) -> None:
         fail = partial(

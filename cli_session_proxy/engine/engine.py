@@ -187,7 +187,7 @@ class Engine:
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership)
         self.plan = PlanWatch(self.store, self._tasks.own)
         self.readiness = Readiness(lambda: self.ready, self.store, self._tasks.own)
-        self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
+        self._ends = Ends(self.store, self._instances, self._tasks, self.observers, settings.lease)
         self.view = cast(Store, StoreView(self.store, self._ends))  # for readers: with ends that are not stored yet
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
@@ -358,6 +358,9 @@ class Engine:
         accepting = self._tasks.own(self._accept(request, has_left))
         try:
             return await asyncio.shield(accepting)
+        except Elsewhere as there:
+            there.fingerprint = request.fingerprint
+            raise
         except asyncio.CancelledError:
             accepting.add_done_callback(leave_accepted)
             raise
@@ -506,7 +509,7 @@ class Engine:
                 return None
             live = self._live.get(turn_id)
             if live is not None and not live.done and self._deliveries.runs_here(live):
-                if live.cancelled_by == "left":  # it is being ended, because this client was not back yet
+                if live.ends_without_clients:
                     await self.ended(turn_id)
                     continue
                 return live.attach(replayed=True, timeout=request.timeout)
@@ -605,9 +608,8 @@ class Engine:
             self._forget(live)
 
     async def _claim(self, live: LiveTurn) -> None:
-        """From now on this proxy delivers the answer, if its delivery failed or is unknown. Raises `Interrupted` if the
-        conversation went on without the answer."""
-        if live.turn.delivery not in ("undelivered", "uncertain"):
+        """From now on this proxy delivers the answer. Raises `Interrupted` if the conversation went on without it."""
+        if live.turn.delivery == "delivered":
             return
         if not await self.store.claim(live.turn.id, self.instance_id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
@@ -619,7 +621,9 @@ class Engine:
         """A view of a turn that runs or waits in any proxy; None if it has ended. Raises `Elsewhere`."""
         live = self._live.get(turn.id)
         if live is not None and not live.done and self._deliveries.runs_here(live):
-            return live.attach(replayed=True)
+            if not live.ends_without_clients:
+                return live.attach(replayed=True)
+            await self.ended(turn.id)
         now = await self.store.turn(turn.id)
         agent = None if now is None else await self.store.agent_by_key(now.agent_key)
         if now is None or agent is None or now.status in FINISHED:
@@ -668,30 +672,25 @@ class Engine:
         """Wait until it is stored what became of an answer that this proxy has given to its clients."""
         await self._deliveries.stored(turn_id)
 
-    async def note_passed_on(self, turn_id: str, instance: str, *, arrived: bool) -> None:
-        """Store whether a forwarded answer reached the client that asked here. `instance`: the proxy that answered.
+    async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
+        """Store whether an answer that another proxy has handed on reached the client that asked here.
 
-        Counts unless the other proxy has noted that another client of the turn got it. That it did not arrive does not
-        count either once a third proxy has claimed the answer for its own client, as while this one was paused.
+        That it did not arrive counts only while no other client may have it.
         """
         try:
             if arrived:
                 await self.store.set_delivery(turn_id, "delivered", soon=True)
             else:
-                for by in (instance, self.instance_id):  # it may be handed on between the two
-                    await self.store.set_delivery(turn_id, "undelivered", by=by)
+                await self.store.set_delivery(turn_id, "undelivered", by=self.instance_id)
         except ProxyError as exc:  # e.g. the turn was deleted meanwhile
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
-    async def note_lost(self, agent_key: int, turn_id: str | None) -> None:
-        """The connection to another proxy was lost. If it had handed the answer on to this proxy, the client may not
-        have all of it: the delivery is uncertain. If the turn is unknown (None), so are all of the agent's answers that
-        are pending here, until it is noted that they arrived."""
+    async def note_lost(self, agent_key: int, instance: str, turn_id: str | None, fingerprint: str | None) -> None:
+        """The connection to the proxy `instance` was lost, and the client was told to send its request again, or has
+        left. The other proxy may have handed the answer on, or do so later: it is uncertain from now on. `fingerprint`:
+        of the request, whose turn may be unknown (None)."""
         try:
-            for turn in await self.store.pending_deliveries():
-                of_hop = turn.agent_key == agent_key and turn_id in (None, turn.id) and turn.status in ON_PATH
-                if of_hop and turn.instance == self.instance_id:
-                    await self.store.set_delivery(turn.id, "uncertain")
+            await self.store.doubt(agent_key, (instance, self.instance_id), turn_id, fingerprint)
         except ProxyError as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
@@ -778,7 +777,7 @@ class Engine:
             # that every proxy recognises their retry as this turn.
             with contextlib.suppress(ProxyError, TimeoutError):
                 async with asyncio.timeout(self.settings.lease):
-                    await self.store.set_delivery(live.turn.id, live.delivery_if_left)
+                    await self.store.set_delivery(live.turn.id, live.delivery_if_left, by=self.instance_id)
             why = "this turn waits for a limit, and goes on waiting at another proxy or after a restart"
             live.fail(Interrupted(f"{why}: send the same request again for its answer", retry_after=error.retry_after))
             return

@@ -52,7 +52,6 @@ from ..domain.models import (
     BlockStart,
     BlockStop,
     Compose,
-    Delivery,
     Fallback,
     LimitWait,
     Link,
@@ -609,6 +608,7 @@ class Executor:
         stop_reason = cut_reason or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = cut_sequence or (end.stop_sequence if isinstance(end, Completed) else None)
         live.reached("committed")
+        live.committing = True
         answered = attempt.answered(
             output,
             status=status,
@@ -629,14 +629,11 @@ class Executor:
         committed = await self._store_turn(attempt, answered, kept)
         # The turn is committed: later errors are only logged, and its clients get their answer.
         attempt.committed = True
-        delivery = committed.delivery
-        present: Delivery
-        while delivery != (present := live.delivery_if_left if live.abandoned else "pending"):
-            # Clients left or came back during the commit, which may have overwritten the delivery stored then.
-            delivery = present
+        if live.abandoned and committed.delivery == "pending":
+            # Clients left during the commit, which may have overwritten the delivery stored then.
             try:
-                await self.store.set_delivery(turn.id, delivery, by=self._instances.id)
-                committed = replace(committed, delivery=delivery)  # on an error keep what the store has
+                await self.store.set_delivery(turn.id, live.delivery_if_left, by=self._instances.id)
+                committed = replace(committed, delivery=live.delivery_if_left)  # on an error keep what the store has
             except Exception as exc:  # ProxyError: e.g. the turn was deleted meanwhile
                 trace = not isinstance(exc, ProxyError)
                 log.warning("delivery_not_noted", turn_id=turn.id, error=str(exc), exc_info=trace)
@@ -708,6 +705,7 @@ class Executor:
                 f"this turn was run, and its answer was not kept ({exc.message}); the conversation is as before: "
                 "send it again",
                 retry_after=exc.retry_after,
+                detail=exc.detail,
             ) from exc
 
     def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:

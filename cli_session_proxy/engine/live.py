@@ -201,6 +201,7 @@ class LiveTurn:
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self.passed_to = ""  # the proxy that has the answer for its client
         self.may_have_arrived = False  # a client that asked for it before may have it
+        self.committing = False  # whether it has clients is read already: one that comes back has to claim the answer
         self._grace = grace
         self._on_return = on_return
         self._on_empty = on_empty
@@ -281,6 +282,12 @@ class LiveTurn:
     def abandoned(self) -> bool:
         """Every client has left, and none has acknowledged."""
         return not self._answers and not self._acknowledged
+
+    @property
+    def ends_without_clients(self) -> bool:
+        """Whether it is being ended or committed as a turn that all clients left. One that comes back waits for its
+        end, and then asks for what is stored."""
+        return self.cancelled_by == "left" or (self.committing and self.abandoned)
 
     @property
     def forwarders(self) -> set[str | None]:
@@ -671,7 +678,7 @@ class Deliveries:
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
             if how == "shared":
                 # One proxy that notes that its client left takes the answer from no other client.
-                await self._store.set_delivery(turn_id, "uncertain")
+                await self._store.set_delivery(turn_id, "uncertain", by=self._instances.id)
             if how == "passed on" and live.passed_to:
                 await self._store.hand_on(turn_id, self._instances.id, live.passed_to)
             if elsewhere:
@@ -689,7 +696,7 @@ class Deliveries:
             if turn_id in self._elsewhere:
                 await self._store.follow(turn_id, self._instances.id)
             else:
-                await self._store.set_delivery(turn_id, "pending")
+                await self._store.set_delivery(turn_id, "pending", by=self._instances.id)
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 

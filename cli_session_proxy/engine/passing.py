@@ -32,15 +32,17 @@ VIA: ContextVar[str | None] = ContextVar("via", default=None)
 
 class Elsewhere(Exception):
     """The proxy at this address should run the request. `home`: it has the agent's files, so wait for it.
+    `fingerprint`: of the turn that the request asks for.
 
     Nothing of the request was stored here.
     """
 
-    def __init__(self, address: str, agent_key: int, *, home: bool = False) -> None:
+    def __init__(self, address: str, agent_key: int, *, home: bool = False, fingerprint: str | None = None) -> None:
         super().__init__(address)
         self.address = address
         self.agent_key = agent_key
         self.home = home
+        self.fingerprint = fingerprint
 
 
 class Passing:
@@ -87,7 +89,7 @@ class Passing:
     async def to_turn(self, turn: Turn) -> None:
         """Raises `Elsewhere` if another proxy runs this unfinished turn and can be reached; also `StoreUnavailable`."""
         if ORIGIN.get() == "from_client" and (address := await self.address_of(turn)) is not None:
-            raise Elsewhere(address, turn.agent_key)
+            raise Elsewhere(address, turn.agent_key, fingerprint=turn.fingerprint)
 
     async def address_of(self, turn: Turn) -> str | None:
         """The address of the proxy that runs an unfinished turn; None if it is this one, or unknown."""

@@ -96,9 +96,9 @@ class Recovery:
 
     async def _mark_uncertain(self, agent_key: int | None = None) -> None:
         """Mark the answers as `uncertain` that a dead proxy was about to deliver, of one agent or (None) of all."""
-        for turn in await self._store.pending_deliveries():
-            if agent_key in (None, turn.agent_key) and await self._instances.is_gone(turn.instance):
-                await self._store.set_delivery(turn.id, "uncertain")
+        for turn in await self._store.pending_deliveries(agent_key):
+            if await self._instances.is_gone(turn.instance):
+                await self._store.set_delivery(turn.id, "uncertain", by=turn.instance)
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
         """Recover what other proxies leave when they end. Runs until it is cancelled."""

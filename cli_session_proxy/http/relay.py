@@ -74,6 +74,8 @@ PROBE_TIMEOUT = 1.0
 REACHABLE_FOR, UNREACHABLE_FOR = 0.5, 2.0
 # Seconds between probes of the host that has the agent's files, while it is waited for.
 PROBE_INTERVAL = 0.25
+# Seconds until another proxy is asked again whether it has ended an answer; twice as long each time.
+ENDING_INTERVAL = 0.02
 # Seconds that an answer is still read after its client left, to find out whether the client had all of it.
 READ_ON = 0.1
 # How many other proxies are remembered; the least recently used one is dropped.
@@ -274,12 +276,15 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
-                if hop.delivered is None and not hop.refused:
-                    # If the other proxy has not sent everything, it stores the delivery itself, unless it was ended.
-                    await self._has_ended(hop, PROBE_TIMEOUT)
-                    await self._engine.note_lost(hop.agent_key, hop.turn_id)
-                elif hop.delivered is not None and hop.turn_id is not None:
-                    await self._engine.note_passed_on(hop.turn_id, hop.instance, arrived=hop.delivered)
+                if hop.delivered and hop.turn_id is not None:
+                    await self._engine.note_passed_on(hop.turn_id, arrived=True)
+                elif not hop.refused and not hop.delivered:
+                    # The other proxy stores first whether it has handed the answer on: it may have other clients.
+                    stored = await self._has_stored(hop)
+                    if stored and hop.delivered is False and hop.turn_id is not None:
+                        await self._engine.note_passed_on(hop.turn_id, arrived=False)
+                    else:
+                        await self._engine.note_lost(hop.agent_key, hop.instance, hop.turn_id, target.fingerprint)
             finally:
                 self._hops.remove(hop)
                 hop.settled.set()
@@ -367,6 +372,18 @@ class Relay:
             return False
         hop.turn_id = hop.turn_id or response.headers.get(ANSWERED) or None
         return True
+
+    async def _has_stored(self, hop: Hop) -> bool:
+        """Whether the other proxy has ended its answer to this request, and stored what became of it: it notices in a
+        moment that the connection is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                pause = ENDING_INTERVAL
+                while not await self._has_ended(hop, PROBE_TIMEOUT):
+                    await asyncio.sleep(pause)
+                    pause *= 2
+                return True
+        return False
 
     async def _can_accept(self, target: Elsewhere) -> bool:
         """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds

@@ -503,7 +503,7 @@ class Turns(Protocol):
 
         Of `turn` the store takes what its end decides (`ENDED`). One that is `completed` or `requires_action` becomes
         the head (`move_head`). One that is `refused` has an answer and is on no path: nothing of it is `kept`, and the
-        head stays.
+        head stays. A turn that is `uncertain` already stays so (see `doubt`).
         """
 
     async def fail(
@@ -570,16 +570,19 @@ class Answers(Protocol):
     async def set_delivery(
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
     ) -> None:
-        """Note whether the answer arrived. `delivered` is final: a later word does not change it.
-
-        `undelivered` does not change an answer that another turn continues. With `by` it does not change one that is
-        `uncertain`, or that another proxy than `by` has claimed for its own client. `soon`: it may be stored
-        a moment later.
-        """
+        """Note whether the answer arrived, if the note `counts` (see `domain.deliveries`). `by`: the proxy that notes
+        it; None counts as the answer's own. `soon`: it may be stored a moment later."""
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         """Set an undelivered answer to `pending`, for a client that asks again; one that may have arrived, to
         `uncertain`. False if the conversation went on without this answer."""
+
+    async def doubt(
+        self, agent_key: int, instances: Collection[str], turn_id: str | None, fingerprint: str | None
+    ) -> None:
+        """The line between these proxies was lost: nobody may ever say whether the answer of this turn arrived. If it
+        is still `pending` at one of them, it becomes `uncertain`, also while the turn waits or runs; `commit` keeps
+        that. Without `turn_id`: the agent's latest turn with this fingerprint."""
 
     async def hand_on(self, turn_id: str, by: str, to: str) -> None:
         """Note that the proxy `to` delivers this answer from now on, if it is pending at `by`. It may be stored a
@@ -593,8 +596,8 @@ class Answers(Protocol):
     async def followers(self, turn_id: str) -> list[str]:
         """The proxies whose clients wait for it (dead ones too, until `resign`)."""
 
-    async def pending_deliveries(self) -> list[Turn]:
-        """Finished turns whose delivery is still `pending`."""
+    async def pending_deliveries(self, agent_key: int | None = None) -> list[Turn]:
+        """The answers on a path (of one agent, or of all) whose delivery is still `pending`."""
 
 
 class Paths(Protocol):

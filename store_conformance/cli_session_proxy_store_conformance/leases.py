@@ -290,10 +290,45 @@ async def an_answer_that_another_proxy_gives_to_its_client_is_that_proxys_to_mar
         await store.set_delivery("t1", "undelivered", by="b")
         assert await store.claim("t1", "b")
         assert (await turn_of(store, "t1")).delivery == "uncertain"
+        await complete(store, agent, "t2", "t1")
+        await store.set_delivery("t2", "undelivered")
+        assert await store.claim("t2", "b")
+        await store.set_delivery("t2", "undelivered", by="b")
+        assert (await turn_of(store, "t2")).delivery == "undelivered"
+
+
+async def a_note_that_comes_late_does_not_change_an_answer_that_may_be_off_the_path(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
         await store.set_delivery("t1", "undelivered")
-        assert await store.claim("t1", "b")
-        await store.set_delivery("t1", "undelivered", by="b")
-        assert (await turn_of(store, "t1")).delivery == "undelivered"
+        for note in ("uncertain", "pending"):
+            await store.set_delivery("t1", note)
+            assert (await turn_of(store, "t1")).delivery == "undelivered"
+        running = await accepted(store, a_turn(agent, "t2", instance="a"))
+        await store.set_delivery(running.id, "undelivered", by="a")
+        await store.set_delivery(running.id, "pending", by="b")
+        assert (await turn_of(store, "t2")).delivery == "undelivered"
+        await store.set_delivery(running.id, "pending", by="a")
+        assert (await turn_of(store, "t2")).delivery == "pending"
+
+
+async def an_answer_whose_line_was_lost_is_uncertain_from_then_on(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        earlier = await complete(store, agent, "t1")
+        running = await accepted(store, a_turn(agent, "t2", earlier.id, instance="a", fingerprint="f"))
+        await store.begin(**a_begin(running))
+        for instances, turn_id, fingerprint in ((("b",), None, "f"), (("a",), None, "g"), (("a",), "t1", None)):
+            await store.doubt(agent.key, instances, turn_id, fingerprint)
+        assert [(await turn_of(store, one)).delivery for one in ("t1", "t2")] == ["pending", "pending"]
+        await store.doubt(agent.key, ("a", "b"), None, "f")
+        assert (await store.commit(**a_commit(running, agent))).delivery == "uncertain"
+        await store.hand_on("t2", "a", "b")
+        assert (await turn_of(store, "t2")).instance == "a"
+        await store.set_delivery("t2", "delivered")
+        await store.doubt(agent.key, ("a", "b"), "t2", None)
+        assert (await turn_of(store, "t2")).delivery == "delivered"
 
 
 async def a_pending_answer_is_handed_on_by_the_proxy_that_has_it(factory: StoreFactory) -> None:

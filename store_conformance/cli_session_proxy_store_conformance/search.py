@@ -74,7 +74,10 @@ async def what_is_open_is_listed(factory: StoreFactory) -> None:
         await store.begin(**a_begin(running))
         await accepted(store, a_turn(agent, "t3"))
         assert [turn.id for turn in await gathered(store.unfinished())] == ["t2", "t3"]
+        await store.fail((await accepted(store, a_turn(agent, "t4"))).id, "failed", {}, (), {}, 20.0)
         assert [turn.id for turn in await store.pending_deliveries()] == ["t1"]
+        assert [turn.id for turn in await store.pending_deliveries(agent.key)] == ["t1"]
+        assert await store.pending_deliveries(agent.key + 1) == []
         await store.set_delivery(done.id, "delivered")
         assert await store.pending_deliveries() == []
         assert (await turn_of(store, "t1")).delivery == "delivered"

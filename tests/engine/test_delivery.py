@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import CancelledBy, Delivery, Turn
+from cli_session_proxy.domain.models import Block, CancelledBy, Delivery, Message, Turn
 from cli_session_proxy.engine.attempt import Attempt
 from cli_session_proxy.engine.live import Answer
-from cli_session_proxy.errors import Interrupted, StoreUnavailable, TurnCancelled
+from cli_session_proxy.errors import Interrupted, LeaseLost, StoreUnavailable, TurnCancelled
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import KeptTurn, Lease
+from cli_session_proxy.stores.base import Granted, KeptTurn, Lease, Proxy
 
 from .. import memory_backend
 from ..talking import ask, request
@@ -210,42 +210,88 @@ async def test_the_same_words_again_wait_for_no_disk_to_note_that_the_answer_bef
     assert words(backend.seen[-1]) == ["one", "one"]
 
 
-@pytest.mark.parametrize("returns", [False, True])
-async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_written_over(
-    returns: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def test_a_client_that_leaves_before_its_turn_is_committed_has_left(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that writes side by side may do so: the client leaves, or comes back, while its answer is on its way."""
+    """A store that writes side by side may write over what was noted during the commit."""
     async with core(settings) as (engine, backend):
         store, commit = engine.store, engine.store.commit
-        submitted, again = asyncio.Event(), list[Answer]()
+        submitted = asyncio.Event()
 
         async def committed(lease: Lease, turn: Turn, kept: KeptTurn | None, **how: Any) -> Turn:
             monkeypatch.setattr(store, "commit", commit)
             await submitted.wait()
-            if returns:
-                turn = replace(turn, delivery="undelivered")  # as it was when the commit was made
-            else:
-                first.leave()
+            first.leave()
 
-                async def noted() -> bool:
-                    now = await store.turn(turn.id)
-                    return now is not None and now.delivery == "undelivered"
+            async def noted() -> bool:
+                now = await store.turn(turn.id)
+                return now is not None and now.delivery == "undelivered"
 
-                await until(noted)
+            await until(noted)
             return await commit(lease, turn, kept, **how)
 
         monkeypatch.setattr(store, "commit", committed)
         first = await engine.submit(request("one"))
         submitted.set()
         turn = await first.turn()
-        assert turn.delivery == ("pending" if returns else "undelivered")
-        assert (await turns(engine))[0].delivery == turn.delivery
-        if not returns:
-            again.append(await engine.submit(request("one")))
-            assert (await again[0].turn()).id == turn.id
-        (again or [first])[0].acknowledge()
+        assert turn.delivery == "undelivered"
+        again = await engine.submit(request("one"))
+        assert (await again.turn()).id == turn.id
+        again.acknowledge()
         await ask(engine, "two")
     assert words(backend.seen[-1]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_client_that_comes_back_during_the_commit_gets_the_answer_if_it_is_still_on_the_path(
+    goes_on: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was attached, and was given the answer, although another proxy had gone on without it while this one was
+    paused behind its commit."""
+    async with core(settings.model_copy(update={"disconnect_grace": 30.0})) as (engine, backend):
+        store, commit, ended = engine.store, engine.store.commit, engine.ended
+        left, waits, again = asyncio.Event(), asyncio.Event(), list[asyncio.Task[Answer]]()
+
+        async def until_ended(turn_id: str) -> None:
+            waits.set()
+            await ended(turn_id)
+
+        async def committed(lease: Lease, turn: Turn, kept: KeptTurn | None, **how: Any) -> Turn:
+            monkeypatch.setattr(store, "commit", commit)
+            done = await commit(lease, turn, kept, **how)
+            assert done.delivery == "undelivered"
+            again.append(asyncio.create_task(engine.submit(request("one"))))
+            await until(lambda: again[0].done() or waits.is_set())
+            if goes_on:
+                granted = await store.acquire(turn.agent_key, Proxy("other", "host", 10.0), dead=(engine.instance_id,))
+                assert isinstance(granted, Granted)
+                two = replace(turn, id="turn_two", parent_id=None, status="queued", instance="other", fingerprint="2")
+                await store.accept(two)
+                await store.begin(granted.lease, two, {}, left_off=(turn.id,))
+            return done
+
+        async def said(path: Sequence[Message]) -> Sequence[Block]:
+            await left.wait()
+            return await memory_backend.echo(path)
+
+        backend.model = said
+        monkeypatch.setattr(store, "commit", committed)
+        monkeypatch.setattr(engine, "ended", until_ended)
+        first = await engine.submit(request("one"))
+        first.leave()
+        await engine.delivery_stored(first.turn_id)
+        left.set()
+        await until(lambda: bool(again))
+        answer = await again[0]
+        assert (answer.turn_id == first.turn_id) is not goes_on
+        if goes_on:
+            with pytest.raises(LeaseLost):  # it is to be sent again
+                await answer.turn()
+            answer.leave()
+        else:
+            await answer.turn()
+            answer.acknowledge()
+    assert len(backend.seen) == 1
 
 
 async def test_a_client_that_leaves_during_the_commit_takes_no_answer_away_from_a_client_of_another_proxy(
@@ -339,19 +385,23 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
     error: Exception, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with core(settings) as (engine, backend):
-        store, commit = engine.store, engine.store.commit
+        store, commit, submitted = engine.store, engine.store.commit, asyncio.Event()
 
-        async def committed(lease: Lease, turn: Turn, kept: KeptTurn | None, **how: Any) -> Turn:
-            # As it was when the commit was made: its client has come back since.
-            return await commit(lease, replace(turn, delivery="undelivered"), kept, **how)
+        async def committed(*given: Any, **how: Any) -> Turn:
+            await submitted.wait()
+            answer.leave()
+            return await commit(*given, **how)
 
         async def fails(*_: object, **__: object) -> None:
-            monkeypatch.undo()
             raise error
 
-        monkeypatch.setattr(store, "commit", committed)
-        monkeypatch.setattr(store, "set_delivery", fails)
-        await ask(engine, "one")
+        with monkeypatch.context() as failing:
+            failing.setattr(store, "commit", committed)
+            failing.setattr(store, "set_delivery", fails)
+            answer = await engine.submit(request("one"))
+            submitted.set()
+            await answer.turn()
+            await engine.delivery_stored(answer.turn_id)
         await ask(engine, "two")
         assert [turn.status for turn in await turns(engine)] == ["completed", "completed"]
     assert words(backend.seen[-1]) == ["one", "two"]

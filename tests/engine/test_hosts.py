@@ -173,7 +173,7 @@ async def test_a_host_that_was_paused_takes_no_answer_away_from_the_client_of_an
         await one.engine.delivery_stored(first.turn_id)
         again = await three.engine.submit(request("one"))
         assert again.turn_id == first.turn_id
-        await two.engine.note_passed_on(first.turn_id, one.engine.instance_id, arrived=False)
+        await two.engine.note_passed_on(first.turn_id, arrived=False)
         assert [turn.delivery for turn in await kept(two)] == ["pending"]
         again.acknowledge()
 
@@ -191,7 +191,7 @@ async def test_an_answer_that_was_handed_on_over_a_lost_line_is_the_same_turn(
         first.via = two.engine.instance_id
         first.acknowledge()
         await one.engine.delivery_stored(turn.id)
-        await two.engine.note_lost(turn.agent_key, turn.id if named else None)
+        await two.engine.note_lost(turn.agent_key, one.engine.instance_id, turn.id if named else None, turn.fingerprint)
         again = await two.engine.submit(request("one"))
         assert again.turn_id == turn.id
         again.acknowledge()
@@ -216,7 +216,7 @@ async def test_an_answer_that_two_proxies_have_for_their_clients_is_the_same_tur
         await one.engine.delivery_stored(turn.id)
         for n, other in enumerate(others):
             if arrives in (n, None):
-                await other.engine.note_passed_on(turn.id, one.engine.instance_id, arrived=arrives is not None)
+                await other.engine.note_passed_on(turn.id, arrived=arrives is not None)
         again = await one.engine.submit(request("one"))
         assert (again.turn_id == turn.id) == (arrives is None)
         await again.turn()
@@ -239,9 +239,76 @@ async def test_a_client_that_left_a_forwarding_proxy_takes_no_answer_from_one_th
         lost.via = two.engine.instance_id
         lost.acknowledge()
         await one.engine.delivery_stored(turn.id)
-        await two.engine.note_passed_on(turn.id, one.engine.instance_id, arrived=False)
+        await two.engine.note_passed_on(turn.id, arrived=False)
         await ask(one.engine, "two")
         here.acknowledge()
+        assert await path(one) == ["one", "two"]
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_an_answer_that_is_handed_on_over_a_line_that_was_given_up_is_the_same_turn(
+    is_early: bool, postgres_url: str, tmp_path: Path
+) -> None:
+    """The host that answers ran on, and only the forwarding one did not reach it. The client was told to send its
+    request again: at a third host it was a second turn, while the first one ran, and once it had been handed on."""
+    async with hosts(postgres_url, tmp_path, 3) as (one, two, three):
+        await ask(one.engine, "zero")
+        one.model.open.clear()
+        asked = request("one")
+        first = await one.engine.submit(asked)
+        await two.engine.note_lost(first.accepted.agent_key, one.engine.instance_id, None, asked.fingerprint)
+        early = await three.engine.submit(asked) if is_early else None
+        one.model.open.set()
+        turn = await first.turn()
+        first.via = two.engine.instance_id
+        first.acknowledge()
+        await one.engine.delivery_stored(turn.id)
+        again = early or await three.engine.submit(asked)
+        assert (await again.turn()).id == turn.id
+        again.acknowledge()
+        await three.engine.delivery_stored(turn.id)
+        assert [kept.delivery for kept in await kept(one)] == ["delivered", "delivered"]
+        assert (await ask(three.engine, "one")).id != turn.id
+
+
+async def test_what_a_forwarding_host_notes_early_takes_no_answer_from_a_client_of_the_host_that_answers(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """It noted in the other host's name that its own client had left, before that one had noted that it had another."""
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        lost = await one.engine.submit(request("one", idempotency_key="k"))
+        here = await one.engine.submit(request("one", idempotency_key="k"))
+        one.model.open.set()
+        turn = await here.turn()
+        await two.engine.note_passed_on(turn.id, arrived=False)
+        await ask(one.engine, "two")
+        lost.via = two.engine.instance_id
+        lost.acknowledge()
+        here.acknowledge()
+        assert await path(one) == ["one", "two"]
+
+
+async def test_a_host_that_is_paused_while_it_gives_an_answer_of_another_host_keeps_it_on_the_path(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn's own host took it for one that nobody waited for."""
+
+    async def nobody(_followers: object) -> bool:
+        return False
+
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        first = await one.engine.submit(request("one"))
+        elsewhere = await two.engine.submit(request("one", is_retry=True))
+        one.model.open.set()
+        turn = await first.turn()
+        assert (await elsewhere.turn()).id == turn.id  # its client is given it
+        monkeypatch.setattr(one.engine._instances, "any_waits", nobody)
+        first.leave()
+        await one.engine.delivery_stored(turn.id)
+        await ask(one.engine, "two")
+        elsewhere.acknowledge()
         assert await path(one) == ["one", "two"]
 
 
@@ -483,6 +550,39 @@ async def test_an_answer_that_was_maybe_kept_is_given_to_the_same_request(postgr
         await ask(two.engine, "one")
         assert await path(two) == ["one"]
         assert (len(one.backend.seen), len(two.backend.seen)) == (1, 0)
+
+
+async def test_who_is_told_that_an_answer_was_not_kept_does_not_double_it_at_another_host(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit had succeeded, and the host did not reach the store any more. Its client was told to send the request
+    again before that was known, and another host took it for a new turn."""
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        commit, fail = one.store.commit, one.store.fail
+        tried, back, calls = asyncio.Event(), asyncio.Event(), list[int]()
+
+        async def lost(*given: Any, **how: Any) -> Turn:
+            await commit(*given, **how)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        async def away(*given: Any, **how: Any) -> Turn:
+            if back.is_set():
+                return await fail(*given, **how)
+            calls.append(1)
+            if len(calls) > 1:
+                tried.set()
+            raise StoreUnavailable("the server does not answer")
+
+        monkeypatch.setattr(one.store, "commit", lost)
+        monkeypatch.setattr(one.store, "fail", away)
+        first = asyncio.create_task(ask(one.engine, "one"))
+        await tried.wait()
+        assert not first.done()
+        back.set()
+        with pytest.raises(StoreUnavailable, match="send it again"):
+            await first
+        again = await ask(two.engine, "one")
+        assert [turn.id for turn in await kept(two)] == [again.id]
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])

@@ -135,10 +135,18 @@ class DictStore:
         if turn.delivery == "pending" and turn.instance == by:
             self._keep(replace(turn, instance=to))
 
+    async def doubt(
+        self, agent_key: int, instances: Collection[str], turn_id: str | None, fingerprint: str | None
+    ) -> None:
+        alike = [turn for turn in self.kept.values() if turn_id == turn.id or turn.fingerprint == fingerprint]
+        for turn in alike[-1:]:
+            if turn.delivery == "pending" and turn.instance in instances:
+                self._keep(replace(turn, delivery="uncertain"))
+
     async def followers(self, turn_id: str) -> list[str]:
         return []
 
-    async def pending_deliveries(self) -> list[Turn]:
+    async def pending_deliveries(self, agent_key: int | None = None) -> list[Turn]:
         return [turn for turn in self.kept.values() if turn.delivery == "pending" and turn.status == "completed"]
 
     # what was found out

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from ...domain.budgets import Budget
 from ...domain.evidence import Evidence
-from ...domain.forms import ImageCutter
+from ...domain.forms import ImageCutter, replace
 from ...domain.models import ANSWERED, JSON, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import BEGIN_FIELDS, COMPOSED_FIELDS, ENDED, AgentState, Home, KeptTurn, KeyTaken, Lease, PathChanged
@@ -355,6 +355,8 @@ def commit(
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
     if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
+    if row.delivery == "uncertain" and ended.delivery != "delivered":
+        ended = replace(ended, delivery="uncertain")
     session_id = row.session_id if session is None else session.id
     (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_values(ended), strict=True)))
     cutter = ImageCutter()

@@ -34,6 +34,7 @@ from sqlalchemy import (
 from ...domain.models import (
     ANSWERED,
     FINISHED,
+    ON_PATH,
     ONCE,
     REPAIR_REASONS,
     Agent,
@@ -335,8 +336,10 @@ def children(conn: Connection, turn_id: str) -> list[tuple[str, Status]]:
     return [(row.id, row.status) for row in conn.execute(query)]
 
 
-def pending_deliveries(conn: Connection) -> list[Turn]:
-    query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(FINISHED)))
+def pending_deliveries(conn: Connection, agent_key: int | None = None) -> list[Turn]:
+    query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(ON_PATH)))
+    if agent_key is not None:
+        query = query.where(turns.c.agent_key == agent_key)
     return undamaged(partial(rows.turn, conn=conn), conn.execute(query.order_by(turns.c.seq)).all())
 
 

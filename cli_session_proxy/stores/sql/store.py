@@ -168,6 +168,7 @@ class SqlStore(Store):
     postpone = _write(writing.postpone)
     take_over = _write(writing.take_over)
     claim = _write(writing.claim)
+    doubt = _write(writing.doubt)
     fail = _write(writing.fail)
     note = _write(lifecycle.note)
     adopt = _write(writing.adopt)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Double, Row, bindparam, case, cast, func, or_, select
 
 from ...domain.budgets import Budget
+from ...domain.deliveries import counts
 from ...domain.models import (
     ANSWERED,
     FINISHED,
@@ -289,14 +291,26 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> Cursor | None:
     """None: nothing to change. `rowcount` is 0 if it is already `delivered`, or there is no such turn."""
-    if delivery == "undelivered":
-        if _is_continued(conn, turn_id):
+    if delivery != "delivered":  # which always counts, without a look at the turn
+        row = _lock_turn(conn, turn_id, query=LOCK_STATE)
+        is_own = by is None or row.instance in (None, by)
+        continued = partial(_is_continued, conn, turn_id)
+        if not counts(delivery, now=row.delivery, status=row.status, is_own=is_own, is_continued=continued):
             return None
-        if by is not None:
-            row = _lock_turn(conn, turn_id, query=LOCK_STATE)
-            if row.delivery == "uncertain" or row.instance not in (None, by):
-                return None  # another client may have it, or another proxy has claimed it for its own client
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
+
+
+def doubt(
+    conn: Connection, agent_key: int, instances: Collection[str], turn_id: str | None, fingerprint: str | None
+) -> None:
+    which = turns.c.id == turn_id
+    if turn_id is None:
+        latest = select(func.max(turns.c.seq)).where(turns.c.agent_key == agent_key, turns.c.fingerprint == fingerprint)
+        which = turns.c.seq == latest.scalar_subquery()
+    may_be_on_path = turns.c.status.in_(sorted(UNFINISHED | ON_PATH))
+    pending = turns.c.delivery == "pending", turns.c.instance.in_(sorted(instances))
+    its_turn = which, turns.c.agent_key == agent_key
+    conn.execute(turns.update().where(*its_turn, may_be_on_path, *pending).values(delivery="uncertain"))
 
 
 def hand_on(conn: Connection, turn_id: str, by: str, to: str) -> None:
