@@ -24,6 +24,8 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings as hypothesis_settings
 
+from cli_session_proxy.backends.claude.process import capability, logged_in, process
+from cli_session_proxy.backends.claude.sessions import sharing
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
@@ -88,11 +90,14 @@ def one_tls_context() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patient_clients() -> None:
+def patience() -> None:
     """httpx waits five seconds unless it is told otherwise: less than a loaded machine takes. The proxy's own clients
-    each say how long they wait."""
-    DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = PATIENCE
-    DEFAULT_TIMEOUT_CONFIG.write = DEFAULT_TIMEOUT_CONFIG.pool = PATIENCE
+    each say how long they wait. Nor is a CLI given up that takes some seconds more to say what it is and whether it
+    is logged in, to stop a turn, or to note that it went back."""
+    DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 2 * PATIENCE
+    DEFAULT_TIMEOUT_CONFIG.write = DEFAULT_TIMEOUT_CONFIG.pool = 2 * PATIENCE
+    capability.PROBE_TIMEOUT = logged_in.STATUS_TIMEOUT = 2 * PATIENCE
+    process.STOP_WAIT = sharing.NOTE_WAIT = 10.0
 
 
 @pytest.fixture(scope="session", autouse=True)

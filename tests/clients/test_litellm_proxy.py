@@ -29,10 +29,10 @@ from ..without_cli import engine_without_cli, proxied_without_cli
 CONFIG = Path(__file__).parents[2] / "docs" / "litellm" / "config.yaml"
 MASTER_KEY = "sk-only-for-this-test-0123456789"
 # LiteLLM starts in about 5 s on a quiet machine; this is for a busy one (s).
-START_TIMEOUT = 90.0
-STOP_TIMEOUT = 40.0
+START_TIMEOUT = 200.0
+STOP_TIMEOUT = 60.0
 # uvicorn raises the SIGTERM again, so the LiteLLM proxy runs no exit hook: its CLIs end at the end of their input (s)
-CHILD_TIMEOUT = 20.0
+CHILD_TIMEOUT = 60.0
 # the settings that a LiteLLM proxy gets by environment
 BY_ENVIRONMENT = ("var", "claude_bin", "claude_config_dir", "turn_timeout", "idle_timeout", "drain_timeout", "spares")
 # A model beside those of the shipped config, as its `api_base` line has it: a running `serve` answers it.
@@ -168,6 +168,7 @@ async def test_turns_by_the_sync_calls(make_settings: Callable[..., Settings], u
     assert_remembered(upstream, texts)
 
 
+@pytest.mark.timeout(600)
 async def test_every_door_of_a_litellm_proxy_of_the_shipped_config_keeps_its_chain(
     make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:

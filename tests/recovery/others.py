@@ -22,7 +22,7 @@ from ..until import until
 from . import proxy
 
 # Seconds for any one answer of a proxy.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 async def paused(process: Process | Forked, store: Path | None) -> None:
