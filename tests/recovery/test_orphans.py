@@ -51,7 +51,7 @@ async def answering(proxy: Other, upstream: Upstream) -> None:
     upstream.when("two", gate)
     assert await proxy.ask("one") is not None
     await proxy.tell("two")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         await gate.reached.wait()
 
 

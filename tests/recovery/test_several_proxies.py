@@ -20,7 +20,7 @@ from .test_kill import turns_of
 
 
 async def reached(gate: HeldReply) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         await gate.reached.wait()
 
 
