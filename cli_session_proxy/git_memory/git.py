@@ -21,6 +21,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -106,6 +107,7 @@ class Repository:
         """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
         repository = Repository(path)
         try:
+            await in_thread_at(path, repository._refuse_pipes)
             output = await repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
             git_dir, common = map(Path, output.split("\n"))
             top, worktree = None, ""
@@ -146,6 +148,19 @@ class Repository:
             raise ConfigError(f"the git repository {path} cannot be read: {why}") from exc
         return repository
 
+    def _refuse_pipes(self) -> None:
+        """Raises `ConfigError` for a pipe among the files that git opens first: it would wait there until `LIMIT`."""
+        path = Path(os.path.abspath(self.path))
+        git_dirs = (folder for top in (path, *path.parents) for folder in (top / ".git", top))
+        git_dir = next((folder for folder in git_dirs if os.path.lexists(folder / "HEAD")), path)
+        for name in (*_GIT_FILES, "commondir"):
+            with contextlib.suppress(OSError):
+                if not _is_plain((git_dir / name).stat().st_mode):
+                    raise self._no_file(git_dir / name)
+
+    def _no_file(self, path: Path) -> ConfigError:
+        return ConfigError(f"{path} in the git repository {self.path} is neither a file nor a folder: remove it")
+
     async def _own_configuration(self) -> list[tuple[str, str]]:
         """The names in the repository's own configuration, each with its file."""
         words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
@@ -176,7 +191,13 @@ class Repository:
         else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
-        if not is_own or any(_has_link(folder / name) for folder in {git_dir, common} for name in _GIT_FILES):
+        odd = None
+        if is_own:
+            found_odd = (_link_or_pipe(folder / name) for folder in {git_dir, common} for name in _GIT_FILES)
+            odd = next(filter(None, found_odd), None)
+        if odd is not None and not odd.is_symlink():
+            raise self._no_file(odd)
+        if not is_own or odd is not None:
             raise ConfigError(
                 f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
                 "remove what was put there"
@@ -357,10 +378,15 @@ def _outside(files: Iterable[str], git_dirs: Iterable[tuple[Path, int, int]]) ->
     return [(path, state.st_dev, state.st_ino) for path in real for state in (path.stat(),)]
 
 
-def _has_link(path: Path) -> bool:
-    """Whether this is a symbolic link, or a folder with one at any depth. Raises `ConfigError` for too many files."""
-    if path.is_symlink():
-        return True
+def _is_plain(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _link_or_pipe(path: Path) -> Path | None:
+    """The first that is neither a file nor a folder: this path, or one at any depth below. Raises `ConfigError` for too
+    many files."""
+    if path.is_symlink() or (path.exists() and not _is_plain(path.stat().st_mode)):
+        return path
     unread, left = [str(path)] if path.is_dir() else [], MOST_FILES
     while unread:
         with contextlib.suppress(FileNotFoundError), os.scandir(unread.pop()) as entries:
@@ -368,11 +394,11 @@ def _has_link(path: Path) -> bool:
                 left -= 1
                 if left < 0:
                     raise ConfigError(f"{path} has more than {MOST_FILES:,} files: run `git gc` there")
-                if entry.is_symlink():
-                    return True
                 if entry.is_dir(follow_symlinks=False):
                     unread.append(entry.path)
-    return False
+                elif not entry.is_file(follow_symlinks=False):
+                    return Path(entry.path)
+    return None
 
 
 async def _output(pipe: asyncio.StreamReader | None) -> bytes:

@@ -413,6 +413,21 @@ async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path:
     assert before == after
 
 
+@pytest.mark.parametrize("name", ["HEAD", "commondir", "index", "packed-refs", NOTES])
+async def test_a_pipe_that_git_would_open_is_refused_before_it_waits_there(repo: Repo, name: str) -> None:
+    repo.commit(attempt(1))
+    pipe = repo.path / ".git" / name
+    pipe.unlink(missing_ok=True)
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=f"{name} in the git repository .* neither a file nor a folder: remove it"):
+        await earlier(repo.path, FIX, 10)
+    pipe.unlink()
+    os.mkfifo(repo.path / "pipe")  # among the files of its work tree it does no harm
+    if name not in ("HEAD", "index"):
+        assert await numbers(repo) == [1]
+
+
 async def test_a_git_directory_of_very_many_files_is_not_looked_through(
     repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -388,8 +388,8 @@ class ForeignTranscript:
             while done < self.size and (raw := file.readline(self.size - done)):
                 done += len(raw)
                 if raw.strip():
-                    parsed = transcript.parse(raw)
-                    yield parsed.entries[0] if parsed.entries else None, done
+                    entries = transcript.parse(raw).entries
+                    yield entries[0] if entries else None, done
 
     def entries(self, progress: Progress) -> Iterator[Entry]:
         """The second pass: the path's records with sub-agents' and notes between them, in the order of the file."""

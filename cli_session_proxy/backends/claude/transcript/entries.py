@@ -17,6 +17,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
+from .at_once import MANY_VALUES, Place
 from .shapes import MESSAGE, RECORD
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Parsed:
     path: list[Entry]
     broken: int = 0
     cut: Cut | None = None
+    place: Place | None = field(default=None, compare=False, repr=False)  # held for as long as this object is used
 
     @property
     def leaf(self) -> str | None:
@@ -161,11 +163,13 @@ MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
 def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     """Parse a transcript, or a tail of one. `known`: how many characters of it the chain has. `rewound`: uuids of
     records to skip with their descendants, even if the CLI has not noted the rewind yet. Raises OSError if there is
-    much more data than `known`."""
+    much more data than `known`, or if others are being read for long (see `at_once`)."""
     if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
-    dense = limits.most_values(data) > values
+    most_values = limits.most_values(data)
+    dense = most_values > values
+    place = Place() if most_values > MANY_VALUES else None
     entries: list[Entry] = []
     broken = 0
     for raw in io.BytesIO(data):
@@ -191,7 +195,7 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     cut: Cut | None = None
     if rewound or any(entry.rewinds for entry in entries if entry.kind == _REWIND_NOTE):
         entries, cut = _without_rewound(entries, rewound)
-    return Parsed(tuple(entries), conversation_of(entries), broken, cut)
+    return Parsed(tuple(entries), conversation_of(entries), broken, cut, place)
 
 
 def _without_rewound(entries: Sequence[Entry], rewound: Collection[str]) -> tuple[list[Entry], Cut | None]:

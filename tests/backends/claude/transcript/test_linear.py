@@ -7,6 +7,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +16,12 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.turn_reader import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.sessions import capture
-from cli_session_proxy.backends.claude.transcript import Entry, Reader, check, mending
+from cli_session_proxy.backends.claude.transcript import Entry, Reader, at_once, check, mending
+from cli_session_proxy.backends.claude.transcript import entries as entries_module
 from cli_session_proxy.backends.claude.transcript.loading import as_loaded
 from cli_session_proxy.domain.models import Record, Session
+
+from ....until import POLL
 
 SESSION = "5e551011-0000-4000-8000-000000000001"
 MANY = 20_000
@@ -145,3 +149,31 @@ def test_a_long_path_is_written_line_by_line(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert most < 3_000_000
     assert (mark.size, mark.sha256) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_transcripts_of_very_many_values_are_read_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a gigabyte and more while it is read, and several agents can write one."""
+    monkeypatch.setattr(entries_module, "MANY_VALUES", 100)
+    monkeypatch.setattr(at_once, "PATIENCE", POLL)
+    lines = [json.dumps(record(f"u{n}", f"u{n - 1}" if n else None)) for n in range(100)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+
+    def found_by_another() -> str:
+        with ThreadPoolExecutor(1) as other:
+            verdict = other.submit(check, path, None, [Record(line) for line in lines]).result()
+        assert verdict is not None
+        return verdict.found
+
+    assert found_by_another() == "equal"
+    read = [transcript.parse(path.read_bytes()), transcript.parse(path.read_bytes())]  # nobody waits for himself
+    assert found_by_another() == "unreadable"
+    read.pop()
+    assert found_by_another() == "unreadable"
+    read.clear()
+    assert found_by_another() == "equal"
+    with pytest.raises(OSError, match="values in one line"):
+        transcript.parse(b"[" + b"0," * 600_000 + b"0]\n")
+    assert found_by_another() == "equal"
