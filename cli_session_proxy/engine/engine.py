@@ -478,22 +478,38 @@ class Engine:
     # --- repeated requests
 
     async def _was_left(self, turn: Turn) -> bool:
-        """Whether all clients of this turn left without its answer. True also if its delivery is `uncertain`: they may
-        have left. Looks at the newest state, not only at `turn`."""
+        """Whether all clients of this turn left without its answer. True also if they may have left: its delivery is
+        `uncertain`, or their proxy does not say. Looks at the newest state, not only at `turn`."""
         if turn.id in self._deliveries.arrived:
             return False
         if turn.status in FINISHED and turn.delivery == "uncertain":
             return True
         live = self._live.get(turn.id)
         if live is not None and not live.done:
-            # A proxy that forwarded it, and does not respond any more, has lost its client.
             proxies = live.forwarders
-            return live.abandoned or (bool(proxies) and all([one and await self._is_gone(one) for one in proxies]))
-        if turn.instance != self.instance_id:
-            return False
+            if live.abandoned or not proxies or None in proxies:
+                return live.abandoned
+            responding = [one for one in proxies if one and await self._has_settled(one, turn.id)]
+            if not live.done:
+                return live.abandoned or not responding
         await self._deliveries.stored(turn.id)
         now = await self.store.turn(turn.id)
-        return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
+        if now is not None and now.delivery == "pending" and now.instance not in (None, self.instance_id):
+            if not await self._has_settled(now.instance or "", turn.id):
+                return True
+            now = await self.store.turn(turn.id)
+        may_be_answered = now is not None and (now.status in ON_PATH or now.status not in FINISHED)
+        return now is not None and may_be_answered and now.delivery in ("undelivered", "uncertain")
+
+    async def _has_settled(self, instance: str, turn_id: str) -> bool:
+        """Have another proxy store that its clients left this turn, if they did: they may be faster here than it
+        notices. False if it does not answer: it may have lost them."""
+        proxy = None if await self._is_gone(instance) else await self.store.proxy(instance)
+        if proxy is None:
+            return False
+        if self.passing is None or proxy.address is None:
+            return True
+        return await self.passing.settle(proxy.address, turn_id)
 
     async def _repeat(self, turn_id: str, request: TurnRequest) -> Answer | None:
         """The answer for a request that repeats this turn: attach to it while it runs, replay its answer, or run it

@@ -42,6 +42,8 @@ GREETING = "/healthz"
 # Its parameter in a signed request, with the nonce of a forwarded one: is that still answered there? 200, or 410 and a
 # header with the id of its turn.
 ANSWERING, ANSWERED = "answering", "x-cluster-turn"
+# Another one, with the id of a turn: the answer comes when it is stored which clients there have left that turn.
+LEFT = "left"
 # Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()

@@ -50,6 +50,7 @@ from .proof import (
     ANSWERING,
     GREETING,
     HOP_MARK,
+    LEFT,
     NOTHING,
     OLD_MARK,
     OWNER,
@@ -151,6 +152,8 @@ class Relay:
         self._proxies: OrderedDict[str, _OtherProxy] = OrderedDict()  # by address, in order of use
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
+        if engine.passing is not None:
+            engine.passing.settle = self._ask_to_settle
         # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
         self._answering: set[str] = set()
         self._answered: OrderedDict[str, str] = OrderedDict()  # with the ids of their turns; "": none
@@ -181,6 +184,22 @@ class Relay:
         turn_id = self._answered.get(nonce, "")
         await self._engine.delivery_stored(turn_id)
         return turn_id
+
+    async def settle(self, turn_id: str) -> None:
+        """Store which clients here have left this turn. The same request has come to another proxy."""
+        turn = await self._engine.store.turn(turn_id)
+        if turn is not None:
+            await self._settle(turn.agent_key)
+            await self._engine.delivery_stored(turn_id)
+
+    async def _settle(self, agent_key: int) -> None:
+        """Store that answers of this agent did not arrive, if their clients have left: what comes next may be a
+        retry."""
+        for hop in [hop for hop in self._hops if hop.agent_key == agent_key and hop.client_has_left()]:
+            hop.leaving.cancel()  # the server may not know yet
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease):
+                    await hop.settled.wait()
 
     async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
         """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
@@ -230,12 +249,7 @@ class Relay:
     async def _forward(self, incoming: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
         """Forward the request. False if nothing was sent, or nothing was done there. Raises `Interrupted` if the result
         is unknown."""
-        for hop in [hop for hop in self._hops if hop.agent_key == target.agent_key and hop.client_has_left()]:
-            # This may be a retry of a client that left: first store that the earlier answer did not arrive.
-            hop.leaving.cancel()  # the server may not know yet
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease):
-                    await hop.settled.wait()
+        await self._settle(target.agent_key)
         if not _fits(incoming.outer) or not await self._can_accept(target):
             log.warning("not_passed_on", address=target.address)
             self._count("ran_here")
@@ -384,6 +398,10 @@ class Relay:
                     pause *= 2
                 return True
         return False
+
+    async def _ask_to_settle(self, address: str, turn_id: str) -> bool:
+        """Have another proxy do the same (see `settle`). False if it does not answer within `lease` seconds."""
+        return await self._probe(address, f"{GREETING}?{LEFT}={turn_id}", self._lease)
 
     async def _can_accept(self, target: Elsewhere) -> bool:
         """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds

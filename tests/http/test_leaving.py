@@ -53,10 +53,10 @@ class Connection:
 
 
 class Client:
-    """It leaves one connection, and says the same over another one."""
+    """It leaves one connection, and says the same over another one, perhaps to another proxy."""
 
-    def __init__(self, port: int, *, stream: bool) -> None:
-        self.first, self.second = (Connection(port, stream=stream) for _ in range(2))
+    def __init__(self, port: int, again_at: int | None = None, *, stream: bool) -> None:
+        self.first, self.second = (Connection(at, stream=stream) for at in (port, again_at or port))
 
     def leave(self) -> None:
         self.first.socket.close()

@@ -230,22 +230,46 @@ def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.Mo
         [False, True],
     ),
 )
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["where it runs", "there again", "at a third one"])
 async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_said_it_once(
-    case: Case, stream: bool, postgres_url: str, tmp_path: Path
+    at: int, case: Case, stream: bool, postgres_url: str, tmp_path: Path
 ) -> None:
-    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+    async with cluster(postgres_url, tmp_path, 3, disconnect_grace=30.0) as proxies:
+        one, two, _ = proxies
         await one.chat("zero")
         one.model.open.clear()
-        client = Client(two.settings.port, stream=stream)
+        client = Client(two.settings.port, proxies[at].settings.port, stream=stream)
         client.first.say()
         await until(lambda: len(one.asked) == 2)
         with pytest.MonkeyPatch.context() as patch:
             case(client, one.store if case is when_it_is_committed else two.store, patch)
             one.model.open.set()
             assert b"200 OK" in await client.second.answer()
-            await until(lambda: not one.engine.progress() and not two.engine.progress())
+            await until(lambda: not any(host.engine.progress() for host in proxies))
         client.second.socket.close()
-        assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
+        assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_may_have_left_a_proxy_that_is_silent(
+    answers: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_address: str, _turn_id: str) -> bool:
+        return False
+
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        if not answers:
+            assert one.engine.passing is not None
+            monkeypatch.setattr(one.engine.passing, "settle", silent)
+        first = asyncio.create_task(two.chat("one"))
+        await until(lambda: len(one.asked) == 2)
+        second = asyncio.create_task(one.chat("one"))
+        await until(lambda: sum(len(live._answers) for live in one.engine._live.values()) == 2)
+        one.model.open.set()
+        assert (await first).status_code == (await second).status_code == 200
+        assert [path[-1] for path in one.asked] == ["zero", "one", *["one"] * answers]
 
 
 async def test_who_left_a_connection_that_is_not_read_any_more_has_left(
