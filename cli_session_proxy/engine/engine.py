@@ -507,7 +507,7 @@ class Engine:
         proxy = None if await self._is_gone(instance) else await self.store.proxy(instance)
         if proxy is None:
             return False
-        if self.passing is None or proxy.address is None:
+        if self.passing is None or self.passing.settle is None or proxy.address is None:
             return True
         return await self.passing.settle(proxy.address, turn_id)
 

@@ -46,11 +46,6 @@ class Elsewhere(Exception):
         self.fingerprint = fingerprint
 
 
-async def _unasked(_address: str, _turn_id: str) -> bool:
-    """Without a server there is nobody to ask."""
-    return True
-
-
 class Passing:
     """One per engine. `home`: this host, if other proxies can reach it."""
 
@@ -61,8 +56,9 @@ class Passing:
         self._registry = registry
         self._ownership = ownership
         self._here = here = ownership.proxy
-        # Asks the proxy at an address to store which clients have left this turn. False without an answer.
-        self.settle: Callable[[str, str], Awaitable[bool]] = _unasked
+        # Asks the proxy at an address to store which clients have left this turn; False without an answer. The server
+        # sets it.
+        self.settle: Callable[[str, str], Awaitable[bool]] | None = None
         # Files stay in their `var`, so it is part of the host's name. The address also counts: a container's name
         # changes.
         self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)

@@ -153,7 +153,7 @@ class Relay:
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
         if engine.passing is not None:
-            engine.passing.settle = self._ask_to_settle
+            engine.passing.settle = lambda address, turn_id: self._probe(address, f"{GREETING}?{LEFT}={turn_id}", lease)
         # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
         self._answering: set[str] = set()
         self._answered: OrderedDict[str, str] = OrderedDict()  # with the ids of their turns; "": none
@@ -398,10 +398,6 @@ class Relay:
                     pause *= 2
                 return True
         return False
-
-    async def _ask_to_settle(self, address: str, turn_id: str) -> bool:
-        """Have another proxy do the same (see `settle`). False if it does not answer within `lease` seconds."""
-        return await self._probe(address, f"{GREETING}?{LEFT}={turn_id}", self._lease)
 
     async def _can_accept(self, target: Elsewhere) -> bool:
         """Whether the other proxy says that it can accept a turn. If it has the agent's files, it has `lease` seconds

@@ -734,7 +734,7 @@ async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
 async def test_a_proxy_that_is_asked_just_now_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client was closed while it was used."""
     monkeypatch.setattr(relay, "MOST_PROXIES", 1)
-    engine: Any = SimpleNamespace(settings=SimpleNamespace(advertise=None), instance_id="here")
+    engine: Any = SimpleNamespace(settings=SimpleNamespace(advertise=None), instance_id="here", passing=None)
     made = Relay(engine, KEY, 1.0, lambda _result: None)
     async with made._use("http://a") as one:
         async with made._use("http://b") as two:
