@@ -24,14 +24,17 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, InvalidRequest
 from ..machine import absolute, interpreter
 from ..tasks import in_thread_at
 from . import within_program
+
+T = TypeVar("T")
 
 # Seconds for one call. A history that takes longer is read in part (see `attempts`).
 LIMIT = 30.0
@@ -107,7 +110,7 @@ class Repository:
         """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
         repository = Repository(path)
         try:
-            await in_thread_at(path, repository._refuse_pipes)
+            await repository._look(repository._refuse_pipes)
             output = await repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
             git_dir, common = map(Path, output.split("\n"))
             top, worktree = None, ""
@@ -115,7 +118,7 @@ class Repository:
                 top = Path(await repository.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
             with contextlib.suppress(GitFailed):
                 worktree = await repository.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
-            git_dirs = await in_thread_at(path, repository._check, top, git_dir, common, worktree)
+            git_dirs = await repository._look(repository._check, top, git_dir, common, worktree)
             repository._git_variables = {"GIT_DIR": str(git_dir)}
             if top is not None:  # with a common directory git does not take it for a bare repository
                 repository._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
@@ -133,7 +136,7 @@ class Repository:
                     )
             repository._git_dirs = git_dirs
             files = {file for _, file in configuration}
-            repository._included = await in_thread_at(path, _outside, files, git_dirs)
+            repository._included = await repository._look(_outside, files, git_dirs)
             # One may have been replaced before it was looked at: only these very files can be read now.
             if repository._included and await repository._own_configuration() != configuration:
                 raise ConfigError(f"the configuration of the git repository {path} was changed meanwhile: try again")
@@ -147,6 +150,15 @@ class Repository:
                 )
             raise ConfigError(f"the git repository {path} cannot be read: {why}") from exc
         return repository
+
+    async def _look(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that looks into the repository. Raises `GitFailed` after `LIMIT`: a program of an agent that
+        writes there can hold it up, and other agents use the same repository."""
+        try:
+            async with asyncio.timeout(LIMIT):
+                return await in_thread_at(self.path, function, *arguments)
+        except TimeoutError as exc:
+            raise GitFailed(-1, f"a look at its files took longer than {LIMIT:g} s") from exc
 
     def _refuse_pipes(self) -> None:
         """Raises `ConfigError` for a pipe among the files that git opens first: it would wait there until `LIMIT`."""

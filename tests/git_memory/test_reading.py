@@ -8,6 +8,7 @@ import ctypes
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,32 @@ async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path:
             await ask()
     after = other("log", "--all", "--format=%H"), other("reflog"), target.read_bytes() if target.is_file() else b""
     assert before == after
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["_refuse_pipes", "_check", "_outside"])
+async def test_a_repository_that_an_agents_program_holds_is_not_waited_for(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Other agents have the same one."""
+    repo.commit(attempt(1))
+    released = threading.Event()
+    owner = git if name == "_outside" else git.Repository
+    look = getattr(owner, name)
+
+    def held(*arguments: Any) -> Any:
+        released.wait()
+        return look(*arguments)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, held)
+            patched.setattr(git, "LIMIT", 1.0)
+            with pytest.raises(ConfigError, match="a look at its files took longer"):
+                await earlier(repo.path, FIX, 10)
+    finally:
+        released.set()
+    assert await numbers(repo) == [1]
 
 
 @pytest.mark.parametrize("name", ["HEAD", "commondir", "index", "packed-refs", NOTES])
