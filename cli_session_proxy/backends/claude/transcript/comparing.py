@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ....domain.limits import values_in
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, end_of_copy, mark_of, opened, parse, parse_records, read_whole, unbroken
+from .entries import Entry, Parsed, end_of_copy, mark_of, opened, parse, parse_records, read_whole, too_much, unbroken
 from .loading import KNOWN, as_loaded
 
 # The most records after the path that are read. They take 50 ms of the event loop; a person hardly adds so many.
 MOST_ADDED = 20_000
+# The most JSON values of records that are not the chain's. They take 75 MB for as long as the verdict is used, also of
+# several agents at once.
+MOST_VALUES = 500_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]
@@ -68,7 +72,8 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
             added = parse(data[mark.size :])
             if added.follows(mark.leaf):
                 note = "what the last turn left is unchanged"
-                return _whole_path(note, (), tuple(added.path), added.broken, stat, data, mark.leaf)
+                verdict = _whole_path(note, (), tuple(added.path), added.broken, stat, data, mark.leaf)
+                return _bounded(verdict, added, ())
         if expected is None:
             return None
         chain = parse_records(expected).path
@@ -79,11 +84,24 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
         if verdict.found in ("equal", "tail") and chain and leaf in {entry.uuid for entry in unknown_types}:
             # A new CLI's records have this record as parent, although it does not load it.
             verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
-        return replace(verdict, unknown_types=unknown_types) if unknown_types else verdict
+        return _bounded(replace(verdict, unknown_types=unknown_types) if unknown_types else verdict, parsed, chain)
     except FileNotFoundError:
         return FileVerdict("missing", f"no transcript at {path}")
     except OSError as exc:
         return FileVerdict("unreadable", f"{path}: {exc.strerror}")
+
+
+def _bounded(verdict: FileVerdict, parsed: Parsed, chain: Sequence[Entry]) -> FileVerdict:
+    """The verdict. Raises OSError if it keeps much that is not the chain's."""
+    if parsed.place is not None:
+        kept = [*verdict.unknown, *verdict.unknown_types, *(pair.theirs for pair in verdict.pairs if pair.theirs)]
+        if _values(kept) - _values(chain) > MOST_VALUES:
+            raise too_much(f"than {MOST_VALUES:,} values that the chain does not know")
+    return verdict
+
+
+def _values(entries: Sequence[Entry]) -> int:
+    return sum(values_in(entry.line.encode("utf-8", "surrogatepass")) for entry in entries)
 
 
 def _compared(

@@ -177,3 +177,27 @@ def test_transcripts_of_very_many_values_are_read_one_at_a_time(
     with pytest.raises(OSError, match="values in one line"):
         transcript.parse(b"[" + b"0," * 600_000 + b"0]\n")
     assert found_by_another() == "equal"
+
+
+@pytest.mark.parametrize("hides_in", ["records that follow", "records instead", "a record of the chain"])
+def test_a_verdict_keeps_few_values_that_the_chain_does_not_know(tmp_path: Path, hides_in: str) -> None:
+    """It is used while files are written, when other agents' transcripts are read."""
+    many = {"toolUseResult": [0] * 300_000}
+    chain = [record(f"u{n}", f"u{n - 1}" if n else None) for n in range(3)]
+    theirs = [
+        line | many if hides_in == "a record of the chain" else record(f"{line['uuid']}x", f"u{n + 2}") | many
+        for n, line in enumerate(chain)
+    ]
+    path = tmp_path / "t.jsonl"
+    expected = [Record(json.dumps(line), line["uuid"]) for line in chain]
+    read = {"records that follow": chain, "records instead": [], "a record of the chain": []}[hides_in]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*read, *theirs]))
+    verdict = check(path, None, expected)
+    assert verdict is not None
+    assert (verdict.found, verdict.pairs, verdict.unknown) == ("unreadable", (), ())
+    large = [Record(json.dumps(line), line["uuid"]) for line in (one | many for one in chain)]
+    path.write_text("".join(f"{one.line}\n" for one in large))
+    verdict = check(path, None, large)
+    assert verdict is not None
+    assert verdict.found == "equal"
+    assert at_once.Place._count == 0
