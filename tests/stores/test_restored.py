@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cli_session_proxy.errors import LeaseLost
@@ -89,3 +90,35 @@ async def test_a_restored_database_grants_no_epoch_that_was_granted_before(postg
         lambda: run(f"CREATE DATABASE {name}_backup TEMPLATE {name}"),
         lambda: run(f"DROP DATABASE {name}", f"CREATE DATABASE {name} TEMPLATE {name}_backup"),
     )
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_the_number_of_a_deleted_agent_is_not_given_again_by_a_clock_that_went_back(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A proxy that still serves a request for the deleted agent would store its turn with the new one."""
+    if kind == "sqlite":
+        times = [2e9]
+        made: Store = SqliteStore(tmp_path / "chains.sqlite3", clock=lambda: times[0])
+    else:
+        made = PostgresqlStore(request.getfixturevalue("postgres_url"))
+    async with opened(lambda: made) as store:
+        first = await store.ensure_agent("local", "first", "first", named=True, now=1.0)
+        if kind == "sqlite":
+            times[0] = 1e9
+        else:
+            with psycopg.connect(request.getfixturevalue("postgres_url"), autocommit=True) as conn:
+                conn.execute(
+                    "CREATE OR REPLACE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE "
+                    "AS 'SELECT 1e9::double precision'"
+                )
+        seen = {first.key}
+        for name in ("second", "third", "fourth"):
+            agent = await store.ensure_agent("local", name, name, named=True, now=1.0)
+            assert agent.key > max(seen)
+            seen.add(agent.key)
+            await store.delete_agent(agent.key)
+        assert await store.delete_agent(first.key)
+        last = await store.ensure_agent("local", "last", "last", named=True, now=1.0)
+        assert last.key > max(seen)
+        assert await raised(store.accept(**a_turn(agent, "late"))) is not None

@@ -38,6 +38,9 @@ meta = Table(
 # The row of `meta` that `probe` writes.
 PROBE = "probe"
 
+# The row of `meta` with the highest key of a deleted agent, where no agent had a higher one.
+LAST_DELETED = "last_deleted_agent"
+
 # Rows of `meta` that keep proxies away (see `moving`): this store was moved, and the value is its new place; a move
 # into this store is unfinished.
 MOVED_TO = "moved_to"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, Row, bindparam, case, cast, func, or_, select
+from sqlalchemy import BigInteger, Connection, Double, Row, bindparam, case, cast, func, or_, select, union_all
 
 from ...domain.budgets import Budget
 from ...domain.deliveries import counts
@@ -49,6 +49,7 @@ from .lifecycle import (
 )
 from .rows import UNFINISHED
 from .tables import (
+    LAST_DELETED,
     PROBE,
     agents,
     cancels,
@@ -69,10 +70,14 @@ from .tables import (
     turns,
 )
 
-# An agent's key is the store's clock in microseconds, or the last key and one. A store that was put back from a backup,
-# or a standby that had not everything when it was promoted, would give the keys of the agents that it lost again. A
-# proxy that still serves a request for such an agent would store its turn with another one.
-_LAST_KEY = select(func.coalesce(func.max(agents.c.key), 0)).scalar_subquery()
+# An agent's key is the store's clock in microseconds, or the last key and one: a clock can go back. A store that was
+# put back from a backup, or a standby that had not everything when it was promoted, would give the keys of the agents
+# that it lost again. A proxy that still serves a request for such an agent would store its turn with another one.
+_KEYS = union_all(
+    select(func.max(agents.c.key).label("key")),
+    select(cast(meta.c.value, BigInteger)).where(meta.c.name == LAST_DELETED),
+)
+_LAST_KEY = select(func.coalesce(func.max(_KEYS.subquery().c.key), 0)).scalar_subquery()
 _MICROSECONDS = cast(func.store_clock(type_=Double) * 1_000_000, BigInteger)
 _INSERT_AGENT = Prepared(
     InsertNew(agents).values(key=case((_LAST_KEY < _MICROSECONDS, _MICROSECONDS), else_=_LAST_KEY + 1))
@@ -131,7 +136,11 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
     conn.execute(image_refs.delete().where(image_refs.c.agent_key == key))
     for part in rows.chunks(unshared):
         conn.execute(images.delete().where(images.c.sha256.in_(part)))
+    is_last = conn.scalar(select(_LAST_KEY)) == key
     conn.execute(agents.delete().where(agents.c.key == key))
+    if is_last:
+        conn.execute(meta.delete().where(meta.c.name == LAST_DELETED))
+        _INSERT_META.run(conn, {"name": LAST_DELETED, "value": str(key)})
     return True
 
 
