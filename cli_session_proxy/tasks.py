@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -74,8 +75,9 @@ async def in_thread_at(folder: Path, function: Callable[..., T], *arguments: Any
     lock = _AT_WORK.setdefault(loop, WeakValueDictionary()).setdefault(folder, asyncio.Lock())
     await lock.acquire()
     thread = ThreadPoolExecutor(1, thread_name_prefix="folder")
+    context = copy_context()  # what it logs tells its request
     try:
-        work = loop.run_in_executor(thread, lambda: function(*arguments))
+        work = loop.run_in_executor(thread, lambda: context.run(function, *arguments))
     except BaseException:  # the system has no more threads
         lock.release()
         raise

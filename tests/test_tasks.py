@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.contextvars import get_contextvars
 
+from cli_session_proxy import logs
 from cli_session_proxy.errors import TurnTimeout
 from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_thread_at, works_at
 
@@ -22,6 +24,11 @@ async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> N
     long = [asyncio.create_task(in_thread_at(tmp_path / str(number), done.wait)) for number in range(2 * shared)]
     await asyncio.to_thread(done.set)
     assert all(await asyncio.gather(*long))
+
+
+async def test_what_is_logged_at_a_folder_tells_its_request(tmp_path: Path) -> None:
+    with logs.bound(request_id="req_1"):
+        assert (await in_thread_at(tmp_path, get_contextvars))["request_id"] == "req_1"
 
 
 async def test_one_thread_is_at_work_in_a_folder_also_if_its_caller_was_cancelled(tmp_path: Path) -> None:
