@@ -490,14 +490,15 @@ class Engine:
             if live.abandoned or not proxies or None in proxies:
                 return live.abandoned
             responding = [one for one in proxies if one and await self._has_settled(one, turn.id)]
-            if not live.done:
-                return live.abandoned or not responding
+            if not live.done and (live.abandoned or not responding):
+                return True
         await self._deliveries.stored(turn.id)
         now = await self.store.turn(turn.id)
         if now is not None and now.delivery == "pending" and now.instance not in (None, self.instance_id):
-            if not await self._has_settled(now.instance or "", turn.id):
+            settled = await self._has_settled(now.instance or "", turn.id)
+            now = await self.store.turn(turn.id)  # its proxy may have noted meanwhile that the answer arrived
+            if now is not None and now.delivery == "pending" and not settled:
                 return True
-            now = await self.store.turn(turn.id)
         may_be_answered = now is not None and (now.status in ON_PATH or now.status not in FINISHED)
         return now is not None and may_be_answered and now.delivery in ("undelivered", "uncertain")
 

@@ -325,8 +325,10 @@ class Placement:
         if latest is None:
             return None
         if latest.status not in FINISHED:
-            left = latest.delivery in ("undelivered", "uncertain") or await self._was_left(latest)
-            return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
+            if request.is_retry or latest.delivery in ("undelivered", "uncertain"):
+                return latest
+            left = await self._was_left(latest) or await self._is_gone(latest.instance)
+            return latest if left else None
         if latest.status in ON_PATH and latest.delivery == "undelivered":
             return latest
         # The answer may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.

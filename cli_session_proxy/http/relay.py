@@ -168,11 +168,12 @@ class Relay:
         return await self._engine.store.addresses()
 
     def owner_of(self, headers: Mapping[str, str]) -> str:
-        """The owner of a forwarded, signed request. Raises `ClaudeUnavailable` while this proxy stops."""
-        if not self._engine.ready:
-            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+        """The owner of a forwarded, signed request; "" for a question, which is answered until the end. Raises
+        `ClaudeUnavailable` for others while this proxy stops."""
         owner = unquote(headers.get(OWNER, ""))
-        if owner and not OWNER_NAME.fullmatch(owner):  # none: a probe
+        if owner and not self._engine.ready:
+            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+        if owner and not OWNER_NAME.fullmatch(owner):
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
@@ -255,6 +256,10 @@ class Relay:
             self._count("ran_here")
             return False
         await self._engine.seen_alive()  # else the other proxy takes this client for one that has left
+        if incoming.has_left():
+            # As at the acceptance of a turn: the client may have sent it again to another proxy, and have its answer.
+            self._count("left")
+            raise Interrupted("the client left before its request was forwarded: nothing was run", retry_after=0.0)
         body = b"".join(message.get("body", b"") for message in incoming.body)
         incoming.body.clear()
         request = self._request(target.address, incoming.outer, body, state["owner"], state["request_id"])

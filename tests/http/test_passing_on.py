@@ -272,6 +272,108 @@ async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_ma
         assert [path[-1] for path in one.asked] == ["zero", "one", *["one"] * answers]
 
 
+async def test_a_proxy_that_stops_still_says_that_its_client_is_there(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        first = asyncio.create_task(two.chat("one"))
+        await until(lambda: len(one.asked) == 2)
+        two.engine.ready = False  # as long as its turns run on
+        second = asyncio.create_task(one.chat("one"))
+        await until(lambda: sum(len(live._answers) for live in one.engine._live.values()) == 2)
+        one.model.open.set()
+        assert (await first).status_code == (await second).status_code == 200
+        assert [path[-1] for path in one.asked] == ["zero", "one", "one"]
+
+
+async def test_an_answer_that_is_known_to_have_arrived_while_its_proxy_was_asked_in_vain_is_not_given_again(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        note, asked = one.store.set_delivery, asyncio.Event()
+
+        async def slow(*what: Any, **how: Any) -> None:
+            await asked.wait()
+            await note(*what, **how)
+
+        async def silent(_address: str, _turn_id: str) -> bool:
+            asked.set()
+            await until(lambda: _delivered(one))
+            return False
+
+        monkeypatch.setattr(one.store, "set_delivery", slow)
+        assert two.engine.passing is not None
+        monkeypatch.setattr(two.engine.passing, "settle", silent)
+        assert said(await one.chat("go on")) == "You said: go on (1)"
+        assert said(await two.chat("go on")) == "You said: go on (2)"
+
+
+async def test_a_request_that_says_it_is_a_retry_asks_no_other_proxy_whether_its_client_left(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asked(_address: str, _turn_id: str) -> bool:
+        raise AssertionError("it was asked")
+
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        assert two.engine.passing is not None
+        monkeypatch.setattr(two.engine.passing, "settle", asked)
+        first = asyncio.create_task(one.chat("one"))
+        await until(lambda: len(one.asked) == 2)
+        second = asyncio.create_task(two.chat("one", headers={"X-Stainless-Retry-Count": "1"}))
+        await until(lambda: second.done() or sum(len(live._answers) for live in one.engine._live.values()) == 2)
+        one.model.open.set()
+        assert said(await first) == said(await second) == "You said: one (2)"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_client_left_and_has_its_answer_from_elsewhere_is_not_passed_on(
+    stream: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that was paused reads requests whose clients left meanwhile."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        client, seen_alive = Client(two.settings.port, stream=stream), two.engine.seen_alive
+
+        async def paused() -> None:
+            client.leave()
+            assert said(await one.chat("one")) == "You said: one (2)"
+            await until(lambda: _delivered(one))
+            await seen_alive()
+
+        monkeypatch.setattr(two.engine, "seen_alive", paused)
+        client.first.say()
+
+        async def left() -> bool:
+            return sum((await passed_on(two)).values()) == 1
+
+        await until(left)
+        assert said(await one.chat("two")) == "You said: two (3)"
+        client.second.socket.close()
+        assert await passed_on(two) == {"left": 1}
+
+
+async def test_who_left_a_proxy_whose_line_was_lost_and_says_the_same_again_has_said_it_once(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """The proxy that runs the turn does not hear that the other one has closed its connection."""
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        client = Client(two.settings.port, one.settings.port, stream=False)
+        client.first.say()
+        await until(lambda: len(one.asked) == 2)
+        there.lose()
+        client.leave_and_say_it_again()
+        await until(lambda: sum(len(live._answers) for live in one.engine._live.values()) == 2)
+        one.model.open.set()
+        assert b"200 OK" in await client.second.answer()
+        await until(lambda: not one.engine.progress())
+        client.second.socket.close()
+        assert [path[-1] for path in one.asked] == ["zero", "one"]
+
+
 async def test_who_left_a_connection_that_is_not_read_any_more_has_left(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
