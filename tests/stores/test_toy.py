@@ -138,7 +138,8 @@ class DictStore:
     async def doubt(
         self, agent_key: int, instances: Collection[str], turn_id: str | None, fingerprint: str | None
     ) -> None:
-        alike = [turn for turn in self.kept.values() if turn_id == turn.id or turn.fingerprint == fingerprint]
+        own = [turn for turn in self.kept.values() if turn.agent_key == agent_key]
+        alike = [turn for turn in own if (turn.id == turn_id if turn_id else turn.fingerprint == fingerprint)]
         for turn in alike[-1:]:
             if turn.delivery == "pending" and turn.instance in instances:
                 self._keep(replace(turn, delivery="uncertain"))

@@ -10,7 +10,7 @@ import os
 from ....errors import ClaudeUnavailable
 from ....machine import command_to
 
-# Socket pairs that must be free before a start, which takes four at most.
+# Socket pairs that must be free before a start, which takes five at most.
 PAIRS = 6
 # Pairs for the proxy itself: a database's files, a transcript, a client's connection.
 SPARE_PAIRS = 2

@@ -36,7 +36,11 @@ class ThreadReader(asyncio.ReadTransport):
         self._closed_lock = Lock()  # its descriptor may be another file's after the thread
         self._paused = self._closing = False
         protocol.connection_made(self)
-        Thread(target=self._read, name=f"output-{pipe.fileno()}", daemon=True).start()
+        try:
+            Thread(target=self._read, name=f"output-{pipe.fileno()}", daemon=True).start()
+        except BaseException:  # the system has no more threads
+            os.close(self._closed)
+            raise
         self._go_on.set()
 
     def is_closing(self) -> bool:

@@ -159,3 +159,16 @@ async def test_a_reader_whose_protocol_fails_says_so() -> None:
     os.close(says)
     assert isinstance(protocol.lost, ValueError)
     assert failures == [protocol.lost]
+
+
+async def test_without_a_thread_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard, says = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with os.fdopen(heard, "rb", 0) as pipe, pytest.raises(RuntimeError, match="new thread"):
+        ThreadReader(pipe, Heard())
+    os.close(says)
+    assert len(os.listdir("/proc/self/fd")) == before - 2
