@@ -395,7 +395,7 @@ class Agents(Protocol):
     async def agent_by_key(self, key: int) -> Agent | None: ...
 
     async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
-        """The agent, created when new. Two callers at once get the same one."""
+        """The agent, created when new. Two callers at once get the same one. No other agent had its key before."""
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
         """Remove the agent with its turns, sessions, links, records, keys and unshared images.

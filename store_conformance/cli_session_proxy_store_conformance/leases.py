@@ -240,7 +240,7 @@ async def epochs_never_come_back(factory: StoreFactory) -> None:
         assert follows(await store.acquire(agent.key, HOLDER), leases[-1], "holder", None)
 
 
-async def a_deleted_agent_has_no_lease(factory: StoreFactory) -> None:
+async def a_deleted_agent_has_no_lease_and_its_key_is_not_given_again(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         done = await complete(store, agent, "t1")
@@ -248,6 +248,7 @@ async def a_deleted_agent_has_no_lease(factory: StoreFactory) -> None:
         await store.delete_agent(agent.key)
         assert await store.renew(HOLDER) == []
         assert await store.followers(done.id) == []
+        assert (await an_agent(store)).key != agent.key
 
 
 # --- answers, and who still wants them ---
