@@ -458,11 +458,14 @@ async def _probe(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
     return _probed.get(_replacements.get(key, key), found)
 
 
-async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:
+async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path, *, tries: int = 2) -> str:
     try:
         descriptors.check()
         code, output = await run((binary, flag), env, cwd, seconds=PROBE_TIMEOUT, most=PROBE_OUTPUT)
     except TimeoutError as exc:
+        if tries > 1:  # a real CLI (2.1.332) was seen once that had not said what it is after 30 s
+            log.warning("claude_asked_again", path=str(binary), flag=flag)
+            return await _ask(binary, flag, env, cwd, tries=tries - 1)
         raise ClaudeUnavailable(f"{binary} {flag} did not answer within {PROBE_TIMEOUT:.0f} s: {INSTALL}") from exc
     except OSError as exc:
         if exc.errno in descriptors.NONE_FREE:

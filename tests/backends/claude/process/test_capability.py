@@ -121,6 +121,17 @@ async def test_one_that_never_answers_is_given_up_and_reaped(tmp_path: Path, mon
         await probe(stuck, ENV)  # `no_process_left` checks the rest
 
 
+async def test_one_that_does_not_answer_is_asked_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.capability.PROBE_TIMEOUT", 2.0)
+    binary, stuck = tmp_path / "claude", tmp_path / "stuck"
+    answers = program(tmp_path / "answers")
+    stuck.touch()
+    binary.write_text(f'#!/bin/sh\n[ $1 = --help ] && rm "{stuck}" && exec sleep 3600\nexec "{answers}" $1\n')
+    binary.chmod(0o755)
+    assert (await probe(binary, ENV)).keeps_session_id
+    assert not stuck.exists()
+
+
 def test_the_setting_goes_before_path_and_path_before_the_bundled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claude_2: Path
 ) -> None:
