@@ -236,9 +236,9 @@ def _remove_folder(top: Path) -> None:
 
 
 def _remove_entry(name: str, parent_fd: int, top_fd: int, levels: int = LEVELS) -> None:
-    """Remove an entry of a folder. Folders that lie more than `levels` below are moved to the top, under random names,
-    and are removed later. Others are not: a full disk may have no room for that, and it takes a lock that the whole
-    file system has once, which a confined agent's program can hold for minutes."""
+    """Remove an entry of a folder. A folder more than `levels` below is moved to the top under a random name, and is
+    removed later. Others are not moved: a move may need room on a full disk. It also needs the file system's one lock
+    for moves, which a confined agent's program can hold for minutes."""
     if not _is_folder(name, parent_fd):
         os.unlink(name, dir_fd=parent_fd)
         return

@@ -131,7 +131,7 @@ def is_held() -> bool:
 
 
 def has_room_for_another() -> bool:
-    """Whether a turn with the path of the present request would fit beside it: it would wait for the request's end."""
+    """Whether the path of the present request may be held twice. If not, a turn on it would wait for this request."""
     hold = _current.get()
     return hold is None or 2 * hold.size <= MOST_OF_AN_OWNER
 

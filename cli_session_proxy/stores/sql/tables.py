@@ -38,7 +38,7 @@ meta = Table(
 # The row of `meta` that `probe` writes.
 PROBE = "probe"
 
-# The row of `meta` with the highest key of a deleted agent, where no agent had a higher one.
+# The row of `meta` with the key of a deleted agent. It was the highest key, and is not given again.
 LAST_DELETED = "last_deleted_agent"
 
 # Rows of `meta` that keep proxies away (see `moving`): this store was moved, and the value is its new place; a move

@@ -70,9 +70,9 @@ from .tables import (
     turns,
 )
 
-# An agent's key is the store's clock in microseconds, or the last key and one: a clock can go back. A store that was
-# put back from a backup, or a standby that had not everything when it was promoted, would give the keys of the agents
-# that it lost again. A proxy that still serves a request for such an agent would store its turn with another one.
+# An agent's key is the store's clock in microseconds. If the clock went back, it is the last key plus one. No key is
+# given twice, also if the newest agents were lost: a backup was put back, or a standby that lacked them was promoted.
+# Otherwise a proxy that still serves a request for a lost agent would store its turn with another agent.
 _KEYS = union_all(
     select(func.max(agents.c.key).label("key")),
     select(cast(meta.c.value, BigInteger)).where(meta.c.name == LAST_DELETED),

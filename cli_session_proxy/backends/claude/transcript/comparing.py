@@ -92,7 +92,7 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
 
 
 def _bounded(verdict: FileVerdict, parsed: Parsed, chain: Sequence[Entry]) -> FileVerdict:
-    """The verdict. Raises OSError if it keeps much that is not the chain's."""
+    """The verdict. Raises OSError if it keeps more than `MOST_VALUES` values that the chain does not have."""
     if parsed.place is not None:
         kept = [*verdict.unknown, *verdict.unknown_types, *(pair.theirs for pair in verdict.pairs if pair.theirs)]
         if _values(kept) - _values(chain) > MOST_VALUES:

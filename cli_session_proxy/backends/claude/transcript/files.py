@@ -55,7 +55,7 @@ def checked(path: Path) -> Path:
 
 
 def find_elsewhere(config_dir: Path, session_id: str, but: Collection[Path]) -> list[Path]:
-    """Files of this session in all working directories' folders but these."""
+    """The transcripts with this session's id, in every project folder except those in `but`."""
     name, found = in_folder(config_dir, session_id).name, []
     with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / "projects") as folders:
         for path in (Path(folder.path, name) for folder in folders):
