@@ -161,14 +161,18 @@ class Repository:
             raise GitFailed(-1, f"a look at its files took longer than {LIMIT:g} s") from exc
 
     def _refuse_pipes(self) -> None:
-        """Raises `ConfigError` for a pipe among the files that git opens first: it would wait there until `LIMIT`."""
+        """Raises `ConfigError` for a pipe among the files that git opens first, or a file of any size: git would wait
+        or read there until `LIMIT`."""
         path = Path(os.path.abspath(self.path))
         git_dirs = (folder for top in (path, *path.parents) for folder in (top / ".git", top))
         git_dir = next((folder for folder in git_dirs if os.path.lexists(folder / "HEAD")), path)
         for name in (*_GIT_FILES, "commondir"):
             with contextlib.suppress(OSError):
-                if not _is_plain((git_dir / name).stat().st_mode):
+                status = (git_dir / name).stat()
+                if not _is_plain(status.st_mode):
                     raise self._no_file(git_dir / name)
+                if status.st_size > MEMORY:
+                    raise ConfigError(f"{git_dir / name} is larger than git's limit of memory here: remove it")
 
     def _no_file(self, path: Path) -> ConfigError:
         return ConfigError(f"{path} in the git repository {self.path} is neither a file nor a folder: remove it")

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import repair
+from cli_session_proxy.backends.claude.transcript import at_once, entries
 from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.export import explain
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..until import until
+from ..until import POLL, until
 from .score import Fact
 from .talk import EngineTalk, by_hand, run_by_hand, talking
 
@@ -61,6 +62,27 @@ async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_th
         gate.open()
         result = await hand.result()
         talk.remember(fact, str(result["result"]))
+    score = await talk.probe()
+    assert score.whole, score
+    assert "adopted" in [link.reason for link in await talk.links()]
+
+
+async def test_a_long_transcript_that_cannot_be_read_yet_is_left_alone_and_later_adopted(
+    talk: EngineTalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' are read. It is not unreadable: written again from the chain, it would lose what a person added."""
+    fact = talk.new_fact()
+    async with by_hand(talk) as hand:
+        hand.type(fact.text)
+        talk.remember(fact, str((await hand.result())["result"]))
+    before = talk.transcript.read_bytes()
+    monkeypatch.setattr(entries, "MANY_VALUES", 0)
+    monkeypatch.setattr(at_once, "PATIENCE", POLL)
+    place = at_once.Place()
+    score = await talk.probe()
+    assert score.refused == "session_busy"
+    assert talk.transcript.read_bytes() == before
+    del place
     score = await talk.probe()
     assert score.whole, score
     assert "adopted" in [link.reason for link in await talk.links()]

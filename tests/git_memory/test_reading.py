@@ -455,6 +455,19 @@ async def test_a_pipe_that_git_would_open_is_refused_before_it_waits_there(repo:
         assert await numbers(repo) == [1]
 
 
+@pytest.mark.timeout(60)
+async def test_a_file_of_any_size_that_git_would_read_is_refused_before_it_does(repo: Repo) -> None:
+    """A sparse one takes no room on the disk: git read such references, and used a processor, for 30 s."""
+    repo.commit(attempt(1))
+    refs = repo.path / ".git" / "packed-refs"
+    refs.touch()
+    os.truncate(refs, 4 * 1024**4)
+    with pytest.raises(ConfigError, match="packed-refs is larger than git's limit of memory here: remove it"):
+        await earlier(repo.path, FIX, 10)
+    refs.unlink()
+    assert await numbers(repo) == [1]
+
+
 async def test_a_git_directory_of_very_many_files_is_not_looked_through(
     repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
 
 # How many reports of another version lead to a probe, in so many seconds. It starts the CLI twice, also for the other
-# agents, and a script may start another version each time; so may a shell in a confined CLI's place say.
+# agents, and a script may start another version each time, as a shell in a confined CLI's place may say.
 MOST_HEARD, HEARD_WITHIN = 3, 60.0
 
 PACKAGE = "@anthropic-ai/claude-code"
@@ -223,7 +223,9 @@ _probing: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capabili
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI rejected, by path and version
 FAILED_IN_A_ROW = 2  # turns in which something failed, after which the CLI counts as unable to do it
 _reported: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
-_heard_at: dict[Path, deque[float]] = {}  # when reports of another version last led to a probe
+# When reports of another version last led to a probe. Those that may be forged are counted apart: no agent's shell can
+# use up what others' reports need.
+_heard_at: dict[tuple[Path, bool], deque[float]] = {}
 _observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
 _replacements: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
 _listeners: list[Listener] = []
@@ -385,7 +387,8 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
 def heard(capability: Capability, version: str | None) -> None:
     """A process of this CLI reported another version than the known one: probe it again, unless that was done often
     just now. None: the report may be forged, only the probe counts."""
-    heard_at, now = _heard_at.setdefault(capability.path, deque(maxlen=MOST_HEARD)), time.monotonic()
+    key, now = (capability.path, version is None), time.monotonic()
+    heard_at = _heard_at.setdefault(key, deque(maxlen=MOST_HEARD))
     if len(heard_at) == MOST_HEARD and now - heard_at[0] < HEARD_WITHIN:
         return
     heard_at.append(now)

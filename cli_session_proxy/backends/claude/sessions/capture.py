@@ -18,6 +18,7 @@ from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.forms import replace
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.options import ParameterName
+from ....errors import SessionBusy
 from ....stores.base import Store
 from ....tasks import in_thread_at
 from ...base import Answered
@@ -362,7 +363,7 @@ def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[
     """The records that the turn added, read from the whole file."""
     try:
         parsed = transcript.parse(contents(path))
-    except OSError:
+    except (OSError, SessionBusy):  # the answer is complete: its records are made from the frames
         return []
     if outcome.session_id != ready.session.id:
         return records_after_copy(known, parsed, ready.leaf)
@@ -376,7 +377,7 @@ def _continued_path(path: str, ready: LiveSession, known: Sequence[Entry], outco
     """
     try:
         parsed = transcript.parse(contents(path))
-    except OSError:
+    except (OSError, SessionBusy):
         return True
     if not known:
         return True

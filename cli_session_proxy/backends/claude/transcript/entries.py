@@ -17,6 +17,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
+from ....errors import SessionBusy
 from .at_once import MANY_VALUES, Place
 from .shapes import MESSAGE, RECORD
 
@@ -163,7 +164,7 @@ MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
 def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     """Parse a transcript, or a tail of one. `known`: how many characters of it the chain has. `rewound`: uuids of
     records to skip with their descendants, even if the CLI has not noted the rewind yet. Raises OSError if there is
-    much more data than `known`, or if others are being read for long (see `at_once`)."""
+    much more data than `known`, `SessionBusy` if others are being read for long (see `at_once`)."""
     if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
@@ -466,8 +467,8 @@ class Reader:
         return mine is not None and (mine.size, mine.device, mine.inode) == (now.st_size, now.st_dev, now.st_ino)
 
     def appended(self, most: int = MAX_BYTES, rewound: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
-        """The appended records, and the next reader. None if it is another file, or too much was appended to be read at
-        all. `rewound`: see `parse`.
+        """The appended records, and the next reader. None if it is another file, too much was appended to be read at
+        all, or very much, while others are being read. `rewound`: see `parse`.
 
         Raises `TooMuchAppended` if more than `most` bytes were appended.
         """
@@ -485,7 +486,7 @@ class Reader:
             finally:
                 os.close(fd)
             parsed = parse(data, rewound=rewound)
-        except OSError:
+        except (OSError, SessionBusy):
             return None
         read = self._hash.copy()
         read.update(data)

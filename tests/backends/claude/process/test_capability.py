@@ -212,6 +212,15 @@ async def test_a_cli_that_reports_another_version_at_each_start_is_not_probed_at
     assert (await probe(binary, ENV)).version == "2.5.0"
 
 
+async def test_forged_reports_of_other_versions_hide_no_true_one(tmp_path: Path) -> None:
+    """A script may start another version than its --version says: only a running CLI tells which."""
+    binary = program(tmp_path / "claude")
+    for _ in range(2 * capability.MOST_HEARD):
+        heard(await probe(binary, ENV), None)
+    heard(await probe(binary, ENV), "2.5.0")
+    assert (await probe(binary, ENV)).version == "2.5.0"
+
+
 ENV_WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}
 
 
