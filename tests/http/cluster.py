@@ -92,10 +92,12 @@ async def up(host: Host) -> AsyncIterator[None]:
 
 
 class Line:
-    """A line to a host. Where it is cut, or carries nothing any more, the host does not notice."""
+    """A line to a host, or to what listens at the path `to`. Where it is cut, or carries nothing any more, that does
+    not notice."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, to: Path | None = None) -> None:
         self.port = port
+        self.to = to
         self.address = ""
         self.carries = asyncio.Event()
         self.carries.set()
@@ -106,13 +108,20 @@ class Line:
         """What is connected now carries nothing any more, as behind a router that forgot it; new connections do."""
         self._lost |= {writer for pair in self._writers for writer in pair}
 
+    def lose_answers(self) -> None:
+        """What is connected now goes there, and nothing comes back."""
+        self._lost |= {near for near, _ in self._writers}
+
     def cut(self) -> None:
         for near, _ in self._writers:
             near.transport.abort()
 
     async def carry(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         await self.carries.wait()
-        answers, far = await asyncio.open_connection("127.0.0.1", self.port)
+        if self.to is None:
+            answers, far = await asyncio.open_connection("127.0.0.1", self.port)
+        else:
+            answers, far = await asyncio.open_unix_connection(self.to)
         self._writers.append((near, far))
         with suppress(OSError):
             await asyncio.gather(self._pump(reader, far), self._pump(answers, near))
@@ -128,9 +137,9 @@ class Line:
 
 
 @asynccontextmanager
-async def line(tls: ssl.SSLContext | None = None) -> AsyncIterator[Line]:
+async def line(tls: ssl.SSLContext | None = None, to: Path | None = None) -> AsyncIterator[Line]:
     """`tls`: as behind a reverse proxy that ends it."""
-    made = Line(free_port())
+    made = Line(free_port(), to)
     server = await asyncio.start_server(made.carry, "127.0.0.1", 0, ssl=tls)
     made.address = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

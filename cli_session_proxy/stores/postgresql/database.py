@@ -11,7 +11,8 @@ backend process id is that of its start, which excludes poolers.
 
 A connection that is lost before the commit was sent, or that the server reports as ended before the commit, has changed
 nothing: the work is repeated on a new one, for as long as a write may wait. If it is lost while the commit is on its
-way, the result is unknown: that is `StoreUnavailable` with `in_doubt`, and the caller finds out by reading.
+way, the result is unknown: that is `StoreUnavailable` with `in_doubt`, and the caller finds out by reading. The same
+holds for a connection that is silent for `SILENCE` seconds.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ READERS = 4
 OLDEST_SERVER = 130000
 # The first libpq with `require_auth`, which restricts how a server may ask for a password.
 REQUIRE_AUTH_SINCE = 160000
+# Seconds without a word from the server after which a connection counts as lost. A write waits less long for a lock. A
+# write that is done `alone` may concern all turns of an agent.
+SILENCE, SILENCE_ALONE = 60.0, 600.0
 # Seconds between two tries of a write while the server is unreachable.
 RETRY_INTERVAL = 0.1
 # Milliseconds after which the server ends an idle transaction (of a paused proxy). Others wait longer than this for a
@@ -121,6 +125,9 @@ class PostgresqlDatabase(Lifecycle, Database):
 
     def prepare(self, conn: Connection, prepare: Work[None]) -> None:
         """Create the schema, one program at a time. The lock ends with the caller's transaction."""
+        driver = conn.connection.dbapi_connection
+        assert isinstance(driver, PipelinedConnection)
+        driver.silence = None  # a step from an older schema takes as long as it takes
         conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
         if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
             conn.exec_driver_sql(_CLOCK)
@@ -220,9 +227,11 @@ class PostgresqlDatabase(Lifecycle, Database):
         """A new connection. Raises `StoreUnavailable` if the server's settings are not durable."""
         options = {**self._options, "client_encoding": "utf8"}
         conn = PipelinedConnection.connect(**options, autocommit=True, prepare_threshold=None)  # `_transaction` begins
+        conn.silence = SILENCE
         try:
             found = conn.execute(_SERVER).fetchone()
             assert found is not None
+            conn.silence = None
             version, fsync, standby, encoding, backend_pid = found
             # Behind a pooler another process answers, which may not know what was prepared.
             conn.prepares = backend_pid == conn.info.backend_pid
@@ -243,18 +252,19 @@ class PostgresqlDatabase(Lifecycle, Database):
         raise StoreUnavailable(f"the store {self.name} cannot be used: {why}")
 
     def _read(self, work: Work[T], begin: tuple[str, ...]) -> T:
-        lost = 0
+        lost, deadline = 0, time.monotonic() + self.busy_timeout
         while True:
             driver: PipelinedConnection | None = None
             try:
-                with self._transaction(begin) as (conn, driver):
+                with self._transaction(begin, SILENCE) as (conn, driver):
                     result = work(conn)
                     driver.rollback()
                     return result
             except ERRORS as exc:
                 lost += 1
                 # A server that restarts ends every idle connection, one after another: each may fail once.
-                if driver is None or not is_lost(exc) or lost > WRITERS + READERS:
+                once_more = driver is not None and is_lost(exc) and lost <= WRITERS + READERS
+                if not once_more or time.monotonic() > deadline:
                     raise self._unavailable(exc) from exc
 
     def _write(self, work: Work[T], deadline: float, *, full: bool, patient: bool, again: bool) -> T:
@@ -273,7 +283,7 @@ class PostgresqlDatabase(Lifecycle, Database):
                 )
             driver: PipelinedConnection | None = None
             try:
-                with self._transaction(begin) as (conn, driver):
+                with self._transaction(begin, SILENCE if again else SILENCE_ALONE) as (conn, driver):
                     result = work(conn)
                     driver.commit()
                     return result
@@ -289,7 +299,7 @@ class PostgresqlDatabase(Lifecycle, Database):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
-    def _transaction(self, begin: tuple[str, ...]) -> Iterator[tuple[Connection, PipelinedConnection]]:
+    def _transaction(self, begin: tuple[str, ...], silence: float) -> Iterator[tuple[Connection, PipelinedConnection]]:
         """Commits all or nothing, if `begin` begins a transaction. Discards connections that the server has closed."""
         assert self._engine is not None
         while True:
@@ -303,7 +313,7 @@ class PostgresqlDatabase(Lifecycle, Database):
                 break
             conn.invalidate()  # so that it is closed without a word to the server
             conn.close()
-        driver.committing = None
+        driver.committing, driver.silence = None, silence
         try:
             for statement in begin:
                 driver.execute(statement)

@@ -99,14 +99,21 @@ class Sent:
         return self._session.loader.load_row(row, tuple)
 
 
+class SilentError(psycopg.OperationalError):
+    """The connection is there, and the server says nothing."""
+
+
 class PipelinedConnection(psycopg.Connection[Any]):
     """A connection on which `execute` only collects a statement. Any other way to run one sends the collected first.
 
     `prepares`: statements are prepared; not behind a pooler, where the server session changes. `committing`: this
     transaction's COMMIT, once it is collected or sent. `ended_before_commit`: the server ended the session before it.
+    `silence`: seconds without a byte from the server after which the connection counts as lost; None: no limit. TCP
+    only notices a peer that has vanished, not a server that is stopped or something in between that forgot it.
     """
 
     prepares = False
+    silence: float | None = None
     ended_before_commit = False
     committing: Sent | None = None
 
@@ -154,16 +161,21 @@ class PipelinedConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """How psycopg itself waits for the server, in its cursors and its rollback."""
-        greenlet = current()
-        if greenlet is None:
+        if current() is None and self.silence is None:
             return super().wait(gen, *args, **kwargs)
         try:
             wanted = next(gen)
             while True:
-                wanted = gen.send(greenlet.until_ready(self.pgconn.socket, wanted))
+                wanted = gen.send(self._until_ready(wanted))
         except StopIteration as end:
             result: T = end.value
             return result
+
+    def _until_ready(self, wanted: int) -> int:
+        ready = until_ready(self.pgconn.socket, wanted, self.silence)
+        if not ready:
+            raise SilentError(f"it has said nothing for {self.silence:g} s")
+        return ready
 
     def is_fit(self) -> bool:
         """Whether nothing arrived while it was idle: anything would be a shutdown notice or the end of the
@@ -226,7 +238,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
         while True:
             while server.is_busy():
                 unsent = server.flush()
-                if until_ready(server.socket, Wait.RW if unsent else Wait.R) & Ready.R:
+                if self._until_ready(Wait.RW if unsent else Wait.R) & Ready.R:
                     server.consume_input()
             result = server.get_result()
             if result is not None:  # libpq returns None after the result of each statement

@@ -82,6 +82,7 @@ class LoopGreenlet(greenlet):  # type: ignore[misc]  # it has no annotations
         super().__init__(work)
         self._loop = loop
         self._on_end = on_end
+        self._timer: asyncio.TimerHandle | None = None
 
     def resume(self, *values: object) -> None:
         """Called outside the greenlet: run it until it ends or has to wait. `values`: what it waited for (nothing at
@@ -98,21 +99,20 @@ class LoopGreenlet(greenlet):  # type: ignore[misc]  # it has no annotations
         elif callable(yielded):
             self._loop.run_in_executor(None, yielded).add_done_callback(self.resume)
         else:
-            socket, events = yielded
+            socket, events, longest = yielded
             if events & Wait.R:
                 self._loop.add_reader(socket, self._socket_ready, socket, Ready.R)
             if events & Wait.W:
                 self._loop.add_writer(socket, self._socket_ready, socket, Ready.W)
+            if longest is not None:
+                self._timer = self._loop.call_later(longest, self._socket_ready, socket, Ready.NONE)
 
     def _socket_ready(self, socket: int, ready: Ready) -> None:
         self._loop.remove_reader(socket)
         self._loop.remove_writer(socket)
+        if self._timer is not None:
+            self._timer.cancel()
         self._loop.call_soon(self.resume, ready)
-
-    def until_ready(self, socket: int, events: int) -> int:
-        """Called inside the greenlet: wait for the socket. `events` and the result are psycopg's `Wait` and `Ready`."""
-        ready: int = self.parent.switch((socket, events))
-        return ready
 
 
 def current() -> LoopGreenlet | None:
@@ -130,12 +130,14 @@ def on_thread(work: Callable[[], T]) -> T:
     return future.result()
 
 
-def until_ready(socket: int, events: int) -> int:
-    """Wait for a socket; returns what it is ready for."""
+def until_ready(socket: int, events: int, longest: float | None) -> int:
+    """Wait for a socket; returns what it is ready for, nothing after `longest` seconds. `events` and the result are
+    psycopg's `Wait` and `Ready`."""
     running = current()
     if running is not None:
-        return running.until_ready(socket, events)
+        found: int = running.parent.switch((socket, events, longest))  # `resume` waits, and comes back here
+        return found
     poll = select.poll()
     poll.register(socket, (select.POLLIN if events & Wait.R else 0) | (select.POLLOUT if events & Wait.W else 0))
-    ready = poll.poll()[0][1]
+    ready = next((found for _, found in poll.poll(None if longest is None else longest * 1000)), 0)
     return (Ready.R if ready & ~select.POLLOUT else 0) | (Ready.W if ready & select.POLLOUT else 0)

@@ -1,0 +1,98 @@
+"""A PostgreSQL server, or something before it, that keeps a connection and says nothing more over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, select
+
+from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.stores.postgresql import database
+from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql.tables import meta
+from cli_session_proxy_store_conformance.samples import opened
+
+from .cluster import Host, Line, cluster, line, up
+from .test_passing_on import said
+
+
+@asynccontextmanager
+async def between(url: str) -> AsyncIterator[tuple[str, Line]]:
+    """A way to the server over a line, and the line."""
+    told = conninfo_to_dict(url)
+    async with line(to=Path(str(told["host"])) / f".s.PGSQL.{told['port']}") as way:
+        yield f"postgresql://{told['user']}@127.0.0.1:{urlsplit(way.address).port}/{told['dbname']}", way
+
+
+def silent_at(step: str, way: Line, patch: pytest.MonkeyPatch) -> None:
+    """From the next such step of a transaction on, the store hears nothing over what is connected now."""
+    taken = getattr(PipelinedConnection, step)
+
+    def takes(conn: PipelinedConnection) -> None:
+        patch.setattr(PipelinedConnection, step, taken)
+        way.lose_answers()
+        taken(conn)
+
+    patch.setattr(PipelinedConnection, step, takes)
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
+async def test_a_commit_that_is_not_answered_is_in_doubt_and_the_next_connection_works(
+    quick: bool, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+
+    def write(conn: Connection) -> None:
+        conn.execute(meta.insert(), {"name": "x", "value": "y"})
+
+    def read(conn: Connection) -> list[str]:
+        return list(conn.scalars(select(meta.c.value).where(meta.c.name == "x")).all())
+
+    async with between(postgres_url) as (url, way), opened(lambda: PostgresqlStore(url)) as store:
+        assert isinstance(store, PostgresqlStore)
+        silent_at("commit", way, monkeypatch)
+        with pytest.raises(StoreUnavailable, match="said nothing for") as told:
+            await store.database.write(write, quick=quick)
+        assert told.value.detail["in_doubt"]
+        assert await store.database.read(read, quick=quick) == ["y"]
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
+async def test_a_read_that_is_not_answered_is_repeated_on_another_connection(
+    quick: bool, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+    async with between(postgres_url) as (url, way), opened(lambda: PostgresqlStore(url)) as store:
+        assert isinstance(store, PostgresqlStore)
+        await store.database.read(lambda conn: conn.exec_driver_sql("SELECT 1").scalar(), quick=quick)
+        way.lose_answers()
+        assert await store.database.read(lambda conn: conn.exec_driver_sql("SELECT 1").scalar(), quick=quick) == 1
+
+
+async def test_a_turn_whose_commit_is_not_answered_is_the_same_turn_at_another_proxy(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+    async with between(postgres_url) as (url, way), cluster(postgres_url, tmp_path, 1) as (one,):
+        two = Host(url, tmp_path / "two")
+        async with up(two):
+            await two.chat("zero")
+            commit = two.store.commit
+
+            async def commits(*given: object, **how: object) -> object:
+                silent_at("commit", way, monkeypatch)
+                return await commit(*given, **how)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(two.store, "commit", commits)
+            failed = await two.chat("one")
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "store_unavailable")
+            assert said(await one.chat("one")) == "You said: one (2)"
+            assert [path[-1] for path in [*one.asked, *two.asked]] == ["zero", "one"]
+            await asyncio.gather(two.store.agent("local", "a"), one.store.agent("local", "a"))
