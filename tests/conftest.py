@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import multiprocessing
 import os
 import ssl
 import sys
@@ -29,8 +30,10 @@ from cli_session_proxy.backends.claude.sessions import sharing
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
+from . import limits
 from .forked import fork_server
 from .macos import FULLFSYNC, like_macos
+from .owned import owned_folder
 from .postgres import Postgres, server
 from .runtime import SHORT_LIVED
 from .until import PATIENCE, POLL
@@ -58,6 +61,19 @@ MakeSettings = Callable[..., Settings]
 # No test is about its time: a loaded machine is as good as a quiet one.
 hypothesis_settings.register_profile("untimed", deadline=None)
 hypothesis_settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The TMPDIR of the tests and of what they start is this process's own: CLIs and proxies that are killed leave
+    folders and sockets there. The name is short, as a socket's path lies in it."""
+    tmp_path_factory.getbasetemp()  # pytest keeps its own where somebody looks for it
+    with owned_folder("csp-tmp-", Path(tempfile.gettempdir())) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        # Else multiprocessing makes one in it, and removes it when this one is gone.
+        patch.setitem(multiprocessing.current_process()._config, "tempdir", str(folder))  # type: ignore[attr-defined]
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -236,13 +252,14 @@ def short_tmp() -> Iterator[Path]:
         yield Path(name)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is imported and collected stays to the end: looking through it for garbage took a third of the collection,
     and part of each test's time."""
     try:
         metadata.distribution("turnfault")
     except metadata.PackageNotFoundError:
         pytest.exit(f"run first: {sys.executable} -m pip install --no-deps -e {ROOT / 'benchmark'}", 4)
+    config.pluginmanager.register(limits)
     # Some machines forbid it to all programs: then each process of a run compiles the tests and the package anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

@@ -7,7 +7,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from typing import Any
 
 import psycopg
 import pytest
+
+from .owned import owned_folder
 
 CI = bool(os.environ.get("CI"))
 # Seconds in which a server starts or stops, on a machine with more to do.
@@ -81,7 +82,7 @@ class Postgres:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._binaries / "postgres", "-D", self.folder / "data", *settings, *small, *self.options],
-                stdout=log, stderr=log, cwd=self.folder, env={}, **unprivileged(),
+                stdout=log, stderr=log, cwd=self.folder, env={"TMPDIR": str(self.folder)}, **unprivileged(),
             )  # fmt: skip
         self.answers()
 
@@ -136,13 +137,12 @@ def folder(*, memory: bool = True) -> Iterator[Path]:
     In memory where there is room: no test cuts the power, and hundreds of databases are thousands of files. `memory`
     False: on the disk, as what is measured has to be, and in /tmp, which everybody may enter.
     """
-    place = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else None
-    place = place if memory else Path("/tmp")
-    with tempfile.TemporaryDirectory(prefix="csp-pg-", dir=place, ignore_cleanup_errors=True) as name:
+    memory = memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM
+    with owned_folder("csp-postgres-", MEMORY if memory else Path("/tmp")) as made:
         who = unprivileged()
         if who:
-            os.chown(name, who["user"], who["group"])
-        yield Path(name)
+            os.chown(made, who["user"], who["group"])
+        yield made
 
 
 @contextmanager

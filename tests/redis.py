@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +38,9 @@ class Redis:
         port = ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
         quiet = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", str(self._folder)]
         with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([program, *port, *quiet, *self._options], stdout=log, stderr=log, env={})
+            self._process = subprocess.Popen(
+                [program, *port, *quiet, *self._options], stdout=log, stderr=log, env={"TMPDIR": tempfile.gettempdir()}
+            )
         until = time.monotonic() + PATIENCE
         while True:
             try:
