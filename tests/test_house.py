@@ -14,8 +14,8 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 59_806
-FUNCTIONS = 3_626
+LINES = 59_842
+FUNCTIONS = 3_629
 SHREDS = 46
 
 

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 from .. import errors, logs
@@ -137,6 +137,7 @@ class Engine:
         self._cancelled_elsewhere: dict[str, CancelledBy] = {}  # turns of other proxies, until they end
         self._acceptance_locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns that have a slot
+        self._forwarded: set[asyncio.Task[Any]] = set()  # see `forwarded`
         self.ready = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, Elsewhere))
         # No more slots than processes: a turn with a slot gets a process at once, if need be in place of an idle one.
@@ -271,7 +272,7 @@ class Engine:
         self._recovery.resume = None
         for live in [live for live in self._live.values() if live.limit_wait is not None]:
             live.cancel("stopping")  # it stays queued: the next proxy waits for the limit
-        running = {live.task for live in self._live.values() if live.task is not None}
+        running = {live.task for live in self._live.values() if live.task is not None} | self._forwarded
         if running:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
         for live in list(self._live.values()):
@@ -689,6 +690,13 @@ class Engine:
         """Wait until it is stored what became of an answer that this proxy has given to its clients."""
         await self._deliveries.stored(turn_id)
 
+    def forwarded(self, stored: asyncio.Event) -> None:
+        """A request is answered by another proxy. `stop` waits until it is `stored` what became of the answer: a client
+        that has it may say the same again, as a new turn."""
+        waiting = self._tasks.own(stored.wait())
+        self._forwarded.add(waiting)
+        waiting.add_done_callback(self._forwarded.discard)
+
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
         """Store whether an answer that another proxy has handed on reached the client that asked here.
 
@@ -701,6 +709,13 @@ class Engine:
                 await self.store.set_delivery(turn_id, "undelivered", by=self.instance_id)
         except ProxyError as exc:  # e.g. the turn was deleted meanwhile
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+
+    async def has_been_handed(self, turn_id: str) -> bool:
+        """Whether this proxy delivers the answer of this turn, as far as the store knows and is there."""
+        with contextlib.suppress(StoreUnavailable):
+            turn = await self.store.turn(turn_id)
+            return turn is not None and turn.instance == self.instance_id
+        return False
 
     async def note_lost(self, agent_key: int, instance: str, turn_id: str | None, fingerprint: str | None) -> None:
         """The connection to the proxy `instance` was lost, and the client was told to send its request again, or has

@@ -40,8 +40,8 @@ OLD_MARK = "x-cluster-key"
 FRESH = 30.0
 GREETING = "/healthz"
 # Its parameter in a signed request, with the nonce of a forwarded one: is that still answered there? 200, or 410 and a
-# header with the id of its turn.
-ANSWERING, ANSWERED = "answering", "x-cluster-turn"
+# header with the id of its turn; another one if the answer was a stream that ended with an error.
+ANSWERING, ANSWERED, FAILED = "answering", "x-cluster-turn", "x-cluster-failed"
 # Another one, with the id of a turn: the answer comes when it is stored which clients there have left that turn.
 LEFT = "left"
 # Paths that may be repeated: they change nothing, and only return a proof.

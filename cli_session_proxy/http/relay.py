@@ -48,6 +48,7 @@ from .hop import REFUSED, Incoming
 from .proof import (
     ANSWERED,
     ANSWERING,
+    FAILED,
     GREETING,
     HOP_MARK,
     LEFT,
@@ -118,6 +119,8 @@ class Hop:
     giving: bool = False  # the client is given a piece of the answer, and the other proxy is not read meanwhile
     refused: bool = False  # nothing was done there
     turn_id: str | None = None  # of the answered turn
+    is_stream: bool = False  # the answer came in pieces, the last of which may be an error
+    failed: bool | None = None  # whether it was one, if the other proxy knows
     delivered: bool | None = None  # whether the client got the whole answer; None: not known here
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # `delivered` is stored
 
@@ -156,7 +159,7 @@ class Relay:
             engine.passing.settle = lambda address, turn_id: self._probe(address, f"{GREETING}?{LEFT}={turn_id}", lease)
         # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
         self._answering: set[str] = set()
-        self._answered: OrderedDict[str, str] = OrderedDict()  # with the ids of their turns; "": none
+        self._answered: OrderedDict[str, dict[str, str]] = OrderedDict()  # with what is told of them
 
     async def close(self) -> None:
         for other in self._proxies.values():
@@ -177,14 +180,14 @@ class Relay:
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
-    async def answered(self, nonce: str) -> str | None:
-        """The turn of a request that another proxy has forwarded, once it is answered and that is stored; "" if it is
-        unknown. None while it is answered here."""
+    async def answered(self, nonce: str) -> dict[str, str] | None:
+        """Headers about a request that another proxy has forwarded, once it is stored what became of its answer. None
+        while it is answered here."""
         if nonce in self._answering:
             return None
-        turn_id = self._answered.get(nonce, "")
-        await self._engine.delivery_stored(turn_id)
-        return turn_id
+        ended = self._answered.get(nonce, {})
+        await self._engine.delivery_stored(ended.get(ANSWERED, ""))
+        return ended
 
     async def settle(self, turn_id: str) -> None:
         """Store which clients here have left this turn. The same request has come to another proxy."""
@@ -241,7 +244,8 @@ class Relay:
             await app(incoming.inner, incoming.receive, send)
         finally:
             self._answering.discard(nonce)
-            self._answered[nonce] = turn_id
+            failed = {FAILED: "1"} if incoming.inner["state"].get("failed") else {}
+            self._answered[nonce] = {ANSWERED: turn_id, **failed}
             if len(self._answered) > MOST_ANSWERED:
                 self._answered.popitem(last=False)
 
@@ -268,6 +272,7 @@ class Relay:
         instance = request.headers[TARGET].partition("@")[0]
         hop = Hop(target.address, target.agent_key, nonce_of(request.headers), instance, incoming, leaving, now)
         self._hops.add(hop)
+        self._engine.forwarded(hop.settled)
         answering = asyncio.create_task(self._answer(hop, request))
         silence = asyncio.create_task(self._until_silent(hop))
         result: Result = "left"
@@ -295,21 +300,30 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
-                if hop.delivered and hop.turn_id is not None:
-                    await self._engine.note_passed_on(hop.turn_id, arrived=True)
-                elif not hop.refused and not hop.delivered:
-                    # The other proxy stores first whether it has handed the answer on: it may have other clients.
-                    stored = await self._has_stored(hop)
-                    if stored and hop.delivered is False and hop.turn_id is not None:
-                        await self._engine.note_passed_on(hop.turn_id, arrived=False)
-                    else:
-                        await self._engine.note_lost(hop.agent_key, hop.instance, hop.turn_id, target.fingerprint)
+                if not hop.refused:
+                    await self._note(hop, target.fingerprint)
             finally:
                 self._hops.remove(hop)
                 hop.settled.set()
         if hop.refused:
             incoming.body.append({"type": "http.request", "body": body, "more_body": False})
         return not hop.refused
+
+    async def _note(self, hop: Hop, fingerprint: str | None) -> None:
+        """Store what became of the answer."""
+        is_known = hop.delivered and not hop.is_stream
+        if not is_known:
+            # The other proxy stores first whether it has handed the answer on: it may have other clients. It alone
+            # knows whether a stream ended with an error; then it stores what became of the turn.
+            stored = await self._has_stored(hop)
+            if stored and hop.failed:
+                return
+            is_known = stored and (hop.failed if hop.delivered else hop.delivered) is False
+            is_known = is_known or (hop.delivered and await self._engine.has_been_handed(hop.turn_id or ""))
+        if not is_known or (hop.turn_id is None and not hop.delivered):
+            await self._engine.note_lost(hop.agent_key, hop.instance, hop.turn_id, fingerprint)
+        elif hop.turn_id is not None:
+            await self._engine.note_passed_on(hop.turn_id, arrived=bool(hop.delivered))
 
     async def _answer(self, hop: Hop, request: httpx.Request) -> None:
         """Send the request, and stream the answer to the client."""
@@ -345,6 +359,7 @@ class Relay:
         head = [pair for pair in headers if pair[0] not in kept_back]
         if response.status_code == 200:
             hop.turn_id = response.headers.get("x-turn-id")
+            hop.is_stream = hop.turn_id is not None and "content-length" not in response.headers
 
         async def give(message: Message) -> None:
             hop.giving = True
@@ -389,7 +404,9 @@ class Relay:
         response = await self._get(hop.address, f"{GREETING}?{ANSWERING}={hop.nonce}", within)
         if response is None or response.status_code != 410:
             return False
-        hop.turn_id = hop.turn_id or response.headers.get(ANSWERED) or None
+        turn_id = response.headers.get(ANSWERED) or None
+        hop.turn_id = hop.turn_id or turn_id
+        hop.failed = None if turn_id is None else FAILED in response.headers
         return True
 
     async def _has_stored(self, hop: Hop) -> bool:

@@ -43,7 +43,7 @@ from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer
-from .proof import ANSWERED, ANSWERING, HOP_MARK, LEFT
+from .proof import ANSWERING, HOP_MARK, LEFT
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
@@ -166,9 +166,9 @@ class Routes:
         proxy may ask whether a request that it has forwarded is still answered here, and which clients have left."""
         if self._relay is not None and HOP_MARK in request.headers:
             asked, left = map(request.query_params.get, (ANSWERING, LEFT))
-            turn_id = None if asked is None else await self._relay.answered(asked)
-            if turn_id is not None:
-                return JSONAnswer({"status": "not answering that request"}, 410, {ANSWERED: turn_id})
+            ended = None if asked is None else await self._relay.answered(asked)
+            if ended is not None:
+                return JSONAnswer({"status": "not answering that request"}, 410, ended)
             if left is not None:
                 await self._relay.settle(left)
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)

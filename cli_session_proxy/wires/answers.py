@@ -88,8 +88,9 @@ class Client:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
-        """Send a piece of the body, and the head before the first one. Ignored after the last one.
+    async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False, is_error: bool = False) -> None:
+        """Send a piece of the body, and the head before the first one. Ignored after the last one. `is_error`: the
+        answer ends with an error; a proxy that has forwarded the request is told so (see `http.relay`).
 
         Raises `ClientGoneError`.
         """
@@ -102,6 +103,8 @@ class Client:
                 self._gone = True
                 self._on_leave()
                 raise ClientGoneError
+            if is_error:
+                self._scope["state"]["failed"] = True
             if not self.started:
                 # Head and body in one loop iteration, so that they are sent together.
                 self.started = True
@@ -220,7 +223,8 @@ class StreamAnswer(TurnResponse):
             except Exception as exc:
                 if not client.started:
                     raise
-                await client.write(b"".join(self._writer.error(as_proxy_error(exc))), self._head(), last=True)
+                error = b"".join(self._writer.error(as_proxy_error(exc)))
+                await client.write(error, self._head(), last=True, is_error=True)
 
     async def _pass_on(self, client: Client) -> None:
         batches = self._answer.batches()

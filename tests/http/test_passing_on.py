@@ -286,6 +286,84 @@ async def test_a_proxy_that_stops_still_says_that_its_client_is_there(postgres_u
         assert [path[-1] for path in one.asked] == ["zero", "one", "one"]
 
 
+async def test_a_proxy_that_stops_notes_first_that_answers_of_others_arrived(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client had all of the answer, said the same again as its next turn, and was given the answer again."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        close, noted = two.store.close, list[Delivery]()
+
+        async def closed() -> None:
+            noted.append((await one.turns())[-1].delivery)
+            await close()
+
+        monkeypatch.setattr(two.store, "close", closed)
+        first = asyncio.create_task(two.chat("one"))
+        await until(lambda: len(one.asked) == 2)
+        stopping = asyncio.create_task(two.engine.stop())
+        await until(lambda: not two.engine.ready)
+        one.model.open.set()
+        assert said(await first) == "You said: one (2)"
+        await stopping
+        assert noted == ["delivered"]
+        assert said(await one.chat("one")) == "You said: one (3)"
+
+
+async def test_an_answer_that_ended_with_an_error_did_not_arrive(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream had begun, and the commit had succeeded, which nobody could know. The proxy between took the stream's
+    end for that of the answer, and the client, which was told to send the request again, doubled its turn."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        commit = one.store.commit
+
+        async def lost(*given: Any, **how: Any) -> None:
+            await commit(*given, **how)
+            monkeypatch.setattr(one.store, "commit", commit)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        monkeypatch.setattr(one.store, "commit", lost)
+        one.model.open.clear()
+        body = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "one"}]}
+        async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            one.model.open.set()
+            assert "send it again" in "".join([line async for line in lines])
+        assert "You said: one (2)" in (await two.chat("one", stream=True)).text
+        assert one.asked == [["zero"], ["zero", "one"]]
+
+
+@pytest.mark.parametrize("is_handed_on", [True, False])
+async def test_a_stream_whose_proxy_is_gone_at_its_end_arrived_if_it_was_handed_on(
+    postgres_url: str, tmp_path: Path, is_handed_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        hand_on, ended = one.store.hand_on, asyncio.Event()
+
+        async def handed_on(*given: Any) -> None:
+            if is_handed_on:
+                await hand_on(*given)
+            ended.set()
+
+        async def asked_in_vain(*_: object) -> bool:
+            await ended.wait()
+            return False
+
+        monkeypatch.setattr(one.store, "hand_on", handed_on)
+        monkeypatch.setattr(Relay, "_has_stored", asked_in_vain)
+        assert "You said: one (2)" in (await two.chat("one", stream=True)).text
+
+        async def is_noted() -> bool:
+            return (await one.turns())[-1].delivery == ("delivered" if is_handed_on else "uncertain")
+
+        await until(is_noted)
+
+
 async def test_an_answer_that_is_known_to_have_arrived_while_its_proxy_was_asked_in_vain_is_not_given_again(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
