@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -134,6 +135,14 @@ class Line:
 
     async def close(self) -> None:
         await _closed([writer for pair in self._writers for writer in pair])
+
+
+async def whole_answer(reader: asyncio.StreamReader) -> bytes:
+    """A server's answer with its body: who is given a part of one waits for the rest."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"^content-length: *(\d+)", head, re.I | re.M)
+    assert length, head
+    return head + await reader.readexactly(int(length[1]))
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ from ..matrix import rest_in_full
 from ..recovery.others import paused, store_file
 from ..serving import serve, unhurried
 from ..until import until
-from .cluster import KEY, PATIENCE, Line
+from .cluster import KEY, PATIENCE, Line, whole_answer
 from .test_proofs import Stranger, stranger
 
 PROMPT, OTHER = "the word is marmalade", "the word is tangerine"
@@ -144,7 +144,7 @@ async def test_who_takes_a_dead_proxys_port_is_sent_a_greeting_and_nothing_else(
         async def passed_on(head: bytes) -> bytes:
             reader, writer = await asyncio.open_connection("127.0.0.1", two.settings.port)
             writer.write(head)
-            answer = await reader.readuntil(b"\r\n\r\n")
+            answer = await whole_answer(reader)
             writer.close()
             return answer.replace(b" 401 ", b" 200 ")
 

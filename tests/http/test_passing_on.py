@@ -706,7 +706,9 @@ async def passed_on(host: Host) -> dict[str, float]:
     return {label.removeprefix(name).rstrip("}"): count for label, count in told.items() if label.startswith(name)}
 
 
-async def test_what_becomes_of_requests_that_are_passed_on_is_counted(postgres_url: str, tmp_path: Path) -> None:
+async def test_what_becomes_of_requests_that_are_passed_on_is_counted(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         assert await passed_on(two) == {}
@@ -720,6 +722,7 @@ async def test_what_becomes_of_requests_that_are_passed_on_is_counted(postgres_u
             if how == "left":
                 running.cancel()
             else:
+                monkeypatch.setattr(relay, "PROBE_TIMEOUT", 0.5)  # the turn is not over before it
                 there.cut()
             await asyncio.wait([running])
 
@@ -996,8 +999,10 @@ async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         lost = await under_way(one, two)
-        there.cut()
-        answer = await lost
+        with monkeypatch.context() as while_it_runs:
+            while_it_runs.setattr(relay, "PROBE_TIMEOUT", 0.5)
+            there.cut()
+            answer = await lost
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
         assert answer.headers["retry-after"] == "1"
         assert "x-should-retry" not in answer.headers
@@ -1009,7 +1014,9 @@ async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
         assert two.asked == []
 
 
-async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url: str, tmp_path: Path) -> None:
+async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         one.model.open.clear()
@@ -1017,6 +1024,7 @@ async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url:
         async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as stream:
             lines = stream.aiter_lines()
             await anext(lines)
+            monkeypatch.setattr(relay, "PROBE_TIMEOUT", 0.5)
             there.cut()
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in lines:
@@ -1124,9 +1132,11 @@ async def test_an_answer_that_was_lost_with_its_host_is_the_same_turn(
 
         waiting = asyncio.create_task(asking())
         await (begun if stream else one.model.reached).wait()
-        there.lose()
-        one.model.open.set()
-        await waiting
+        with monkeypatch.context() as for_nothing:
+            for_nothing.setattr(relay, "PROBE_TIMEOUT", 0.5)
+            there.lose()
+            one.model.open.set()
+            await waiting
         again = await two.http.post("/agents/a/v1/chat/completions", json=body)
         assert (again.status_code, "two (2)" in again.text) == (200, True)
         assert [path[-1] for path in one.asked] == ["one", "two"]

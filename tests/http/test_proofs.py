@@ -21,7 +21,7 @@ from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.sql.tables import proxies
 from turnfault.ports import free_port
 
-from .cluster import KEY, Host, cluster, line
+from .cluster import KEY, Host, cluster, line, whole_answer
 from .test_passing_on import behind, said
 
 PROMPT = "the word is marmalade"
@@ -100,7 +100,7 @@ async def test_a_proof_of_another_proxy_proves_nothing(
         async def passed_on(head: bytes) -> bytes:
             reader, writer = await asyncio.open_connection("127.0.0.1", two.settings.port)
             writer.write(head)
-            answer = await reader.readuntil(b"\r\n\r\n")
+            answer = await whole_answer(reader)
             writer.close()
             answers.append(answer)
             return answer
@@ -126,8 +126,7 @@ async def test_a_live_proxy_does_not_prove_an_address_that_ends_with_its_own(
             question = b"/readyz" if asked.endswith(b"/readyz") else b"/healthz"
             reader, writer = await asyncio.open_connection("127.0.0.1", two.settings.port)
             writer.write(b"GET " + question + b" HTTP/1.1" + rest)
-            answer = await reader.readuntil(b"\r\n\r\n")
-            answer += await reader.readuntil(b"}")
+            answer = await whole_answer(reader)
             writer.close()
             return answer
 

@@ -253,7 +253,7 @@ async def test_how_an_idle_one_ended_is_told_to_the_next_turn_of_its_session_onc
         other = await idle(pool)
         actor.die()
         if on_exit:
-            await until(lambda: actor not in stage.living)
+            await until(lambda: stage.on_exit == [actor.pid])
         for died in (actor, other):
             await given(pool, await taken(pool, died.launch))
         assert [pool.take_end(one.session_id) for one in (actor, actor, other)] == [(-9, False), None, None]
