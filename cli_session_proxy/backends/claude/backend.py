@@ -412,7 +412,8 @@ class _ClaudeExecution:
         if self._without_parameters:
             self._backend._context_full.discard(self._job.turn.id)
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._reusable)
-        await self._backend.sessions.spoil(self._ready, failed, owned=owned)
+        with self._backend.sessions.not_held_up(self._ready.process):
+            await self._backend.sessions.spoil(self._ready, failed, owned=owned)
 
 
 # --- Backoff for an agent whose CLI keeps dying: after a few deaths in a row its next start is refused for a while

@@ -19,19 +19,22 @@ from typing import Any
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.backends.claude.process import confine, login
 from cli_session_proxy.backends.claude.sessions.capture import Captures, LiveSession
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sandbox import Sandboxes
-from turnfault.provider.script import ToolUse
+from turnfault.provider.script import Fail, ToolUse
 
-from ...talking import ask, events, running, text
+from ...talking import ask, claude, events, running, text
 from ...until import POLL, until
 from .test_confined import MARK, Shells, bubblewrap, shells
 
 __all__ = ["bubblewrap", "shells"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
 
+PATIENCE = 60.0
 CALLS = ("access", "lstat", "mkdir", "open", "readlink", "rename", "replace", "rmdir", "scandir", "stat", "unlink")
 
 
@@ -114,6 +117,44 @@ async def test_a_held_folder_of_a_login_holds_up_no_other_confined_agent(shells:
         assert await turn
 
 
+async def test_a_login_that_made_others_wait_is_left_alone_by_them_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that held their folders now and then delayed each turn of the others by up to two seconds."""
+    monkeypatch.setattr(login, "WAIT", POLL)
+    monkeypatch.setattr(login, "WAIT_FOR_ONE", POLL)
+    (tmp_path / login.FILE).write_text('{"claudeAiOauth": {}}')
+    logins, state = login.Logins(tmp_path, tmp_path), login._state
+    one, other = (tmp_path / "confined" / name for name in ("one", "other"))
+    for private in (one, other):
+        await logins.exchange(private, give=True)
+    released, looked = threading.Event(), list[Path]()
+
+    def looking(path: Path) -> tuple[int, ...] | None:
+        looked.append(path.parent)
+        if path.parent == one:
+            released.wait()
+        return state(path)
+
+    monkeypatch.setattr(login, "_state", looking)
+    try:
+        await logins.exchange(other, give=True)
+        await until(lambda: one in looked)
+    finally:
+        released.set()
+    await until(lambda: one in logins._left_alone and not logins._in_use[one].locked())
+    monkeypatch.setattr(login, "WAIT", PATIENCE)
+    looked.clear()
+    await logins.exchange(other, give=True)
+    assert one not in looked
+    await logins.exchange(one, give=True)
+    assert one in looked
+    monkeypatch.setattr(logins, "_left_alone", {})  # the time is over
+    looked.clear()
+    await logins.exchange(other, give=True)
+    assert one in looked
+
+
 async def test_a_held_start_takes_no_place_of_others(
     shells: Shells, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +198,45 @@ async def test_a_transcript_that_is_held_is_read_once_its_cli_was_killed(
         assert not any(record.synthetic for record in records)
         assert await talk(engine, "one", "hello", text(turn), "again")
     assert "transcript_held" in [event["event"] for event in events(caplog)]
+
+
+@pytest.mark.timeout(120)
+async def test_a_failed_turn_waits_for_no_program_of_another_cli_of_the_agent(
+    shells: Shells, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new session's transcript is removed. Its own CLI has ended by then, another one of the agent lives."""
+    spoil = Sessions.spoil
+
+    async def holding(one: Sessions, ready: LiveSession, *arguments: Any, **options: Any) -> None:
+        [other] = [process for process in one._pool.table.processes.values() if process is not ready.process]
+        held.holder = psutil.Process(other.pid)
+        held.folders.add(Path(ready.session.transcript).parent)
+        await spoil(one, ready, *arguments, **options)
+
+    async with running(shells.settings.model_copy(update={"idle_timeout": 8.0})) as engine:
+        answer = await talk(engine, "one", "hello")
+        monkeypatch.setattr(Sessions, "spoil", holding)
+        shells.upstream.when("fail", Fail(400, message="no"), times=None)
+        with pytest.raises(InvalidRequest):
+            await ask(engine, "fail", agent="one", profile="confined", system="be kind", fresh=True)
+        assert held.waiting
+        held.folders.clear()
+        assert await talk(engine, "one", "hello", answer, "again")
+
+
+@pytest.mark.timeout(120)
+async def test_a_deletion_waits_for_no_program_of_the_agent(shells: Shells, held: Held) -> None:
+    """Each of its CLIs has ended before the first file is removed."""
+    async with running(shells.settings) as engine:
+        for words in ("hello", "good day"):
+            await ask(engine, words, agent="one", profile="confined", system="be kind", fresh=True)
+        agent = await engine.agent_named("local", "one")
+        lives = {name: one.pid for name, one in claude(engine).pool.table.processes.items()}
+        last = [name for name in await engine.store.named_by(agent.key) if name in lives][-1]
+        assert len(lives) == 2
+        held.holder = psutil.Process(lives[last])
+        held.folders.add(project(shells, "one"))
+        assert await engine.delete("local", "one")
 
 
 async def test_a_confined_cli_ends_before_another_one_of_the_agent_runs_unconfined(shells: Shells) -> None:

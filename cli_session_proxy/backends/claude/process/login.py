@@ -43,6 +43,8 @@ LOGIN, TOKENS, EXPIRES = "claudeAiOauth", ("accessToken", "refreshToken"), "expi
 LONGEST, LONGEST_LIFE = 64 * 1024, 400 * 86400
 # Seconds for which the agents' copies are waited for, and one copy that is in use. Usually milliseconds.
 WAIT, WAIT_FOR_ONE = 2.0, 0.2
+# Seconds in which other agents do not look at a copy that made them wait: at first, and at most after several times.
+LEFT_ALONE, LONGEST_LEFT_ALONE = 60.0, 3600.0
 
 
 class Logins:
@@ -57,7 +59,8 @@ class Logins:
         self._originals = var / "confined" / LOGINS  # what each agent was given
         self._copies: dict[Path, tuple[int, ...] | None] = {}  # by private folder: the state of its copy when last seen
         self._in_use: defaultdict[Path, Lock] = defaultdict(Lock)  # by private folder
-        self._held_up: set[Path] = set()  # private folders that others did not wait for
+        # By private folder that made others wait: until when they leave it alone, and for how long.
+        self._left_alone: dict[Path, tuple[float, float]] = {}
         self._ours = Lock()  # of the user's own login and the originals
         # The key of the thread that looks at all copies. Another one after that thread was left behind.
         self._scan = Path(secrets.token_hex(8))
@@ -77,15 +80,19 @@ class Logins:
 
     def _take_back_all(self) -> None:
         for private in list(self._copies):
-            in_use = self._in_use[private]
-            if not in_use.acquire(timeout=0 if private in self._held_up else WAIT_FOR_ONE):
-                self._held_up.add(private)
+            began = time.monotonic()
+            if began < self._left_alone.get(private, (0.0, 0.0))[0]:
                 continue
-            try:
-                self._held_up.discard(private)
-                self._take_back(private)
-            finally:
-                in_use.release()
+            in_use = self._in_use[private]
+            if in_use.acquire(timeout=WAIT_FOR_ONE):
+                try:
+                    self._take_back(private)
+                finally:
+                    in_use.release()
+            until, lasted = self._left_alone.get(private, (0.0, 0.0))
+            if (now := time.monotonic()) - began >= WAIT_FOR_ONE and until < now:
+                lasts = min(max(4 * lasted, LEFT_ALONE), LONGEST_LEFT_ALONE)
+                self._left_alone[private] = now + lasts, lasts
 
     def _exchange_own(self, private: Path, others: Sequence[Path], give: bool) -> None:
         make_private(private)

@@ -707,8 +707,9 @@ class Sessions:
         self._stored_beside.pop(agent.key, None)
         cwd = self._sandboxes.path(agent.dir)
         folders = self._projects.folders(cwd)
+        # All of them, before the first file: a program of one could hold up the removal for as long as it lives.
+        await self._end(*self._pool.sessions_in(cwd), *filter(is_session_id, named))
         for session_id in filter(is_session_id, named):
-            await self._end(session_id)
             for folder in folders:
                 await _removed(files.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
