@@ -486,32 +486,36 @@ class Engine:
         if turn.status in FINISHED and turn.delivery == "uncertain":
             return True
         live = self._live.get(turn.id)
-        if live is not None and not live.done:
-            proxies = live.forwarders
-            if live.abandoned or not proxies or None in proxies:
-                return live.abandoned
-            responding = [one for one in proxies if one and await self._has_settled(one, turn.id)]
-            if not live.done and (live.abandoned or not responding):
-                return True
-        await self._deliveries.stored(turn.id)
+        if live is not None and not live.done and (live.abandoned or None in live.forwarders):
+            return live.abandoned
+        settled = await self.settled(turn.id)
         now = await self.store.turn(turn.id)
         if now is not None and now.delivery == "pending" and now.instance not in (None, self.instance_id):
-            settled = await self._has_settled(now.instance or "", turn.id)
+            settled = await self._has_settled(now.instance or "", turn.id, others=True) and settled
             now = await self.store.turn(turn.id)  # its proxy may have noted meanwhile that the answer arrived
-            if now is not None and now.delivery == "pending" and not settled:
-                return True
-        may_be_answered = now is not None and (now.status in ON_PATH or now.status not in FINISHED)
-        return now is not None and may_be_answered and now.delivery in ("undelivered", "uncertain")
+        if now is None or not (now.status in ON_PATH or now.status not in FINISHED):
+            return False
+        return now.delivery in ("undelivered", "uncertain") or (now.delivery == "pending" and not settled)
 
-    async def _has_settled(self, instance: str, turn_id: str) -> bool:
+    async def settled(self, turn_id: str, *, others: bool = True) -> bool:
+        """Wait until it is stored which clients of this turn have left this proxy and, with `others`, those that
+        forwarded requests of its clients. False if its clients came through others, and none of these responds."""
+        proxies = self._deliveries.forwarders(turn_id) if others else set()
+        settled = not proxies or None in proxies
+        for proxy in proxies if not settled else ():
+            settled = await self._has_settled(proxy or "", turn_id, others=False) or settled
+        await self._deliveries.stored(turn_id)
+        return settled
+
+    async def _has_settled(self, instance: str, turn_id: str, *, others: bool) -> bool:
         """Have another proxy store that its clients left this turn, if they did: they may be faster here than it
-        notices. False if it does not answer: it may have lost them."""
+        notices. `others`: it asks others in turn, which ask nobody. False without an answer: it may have lost them."""
         proxy = None if await self._is_gone(instance) else await self.store.proxy(instance)
         if proxy is None:
             return False
         if self.passing is None or self.passing.settle is None or proxy.address is None:
             return True
-        return await self.passing.settle(proxy.address, turn_id)
+        return await self.passing.settle(proxy.address, turn_id, others)
 
     async def _repeat(self, turn_id: str, request: TurnRequest) -> Answer | None:
         """The answer for a request that repeats this turn: attach to it while it runs, replay its answer, or run it

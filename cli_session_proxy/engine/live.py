@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from .. import errors, logs
 from ..domain.approvals import PendingApproval
@@ -631,6 +632,8 @@ class Deliveries:
         self._grace = grace
         # Turns that another proxy runs. While clients here wait for one, this proxy follows it (`Store.follow`).
         self._elsewhere: set[str] = set()
+        # The last one that was made of each turn, as long as it runs or a client reads its answer.
+        self._lives: WeakValueDictionary[str, LiveTurn] = WeakValueDictionary()
         self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: its last write of a delivery, until done
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
 
@@ -655,7 +658,13 @@ class Deliveries:
             on_return=partial(self._write, turn.id, partial(self._store_return, turn.id)),
             clock=self._instances.now,
         )
+        self._lives[turn.id] = live
         return live
+
+    def forwarders(self, turn_id: str) -> set[str | None]:
+        """See `LiveTurn.forwarders`; also while the answer of an ended turn is being read."""
+        live = self._lives.get(turn_id)
+        return set() if live is None else live.forwarders
 
     def runs_here(self, live: LiveTurn) -> bool:
         """Whether this proxy runs or will run the turn."""

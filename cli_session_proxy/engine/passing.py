@@ -56,9 +56,9 @@ class Passing:
         self._registry = registry
         self._ownership = ownership
         self._here = here = ownership.proxy
-        # Asks the proxy at an address to store which clients have left this turn; False without an answer. The server
-        # sets it.
-        self.settle: Callable[[str, str], Awaitable[bool]] | None = None
+        # Asks the proxy at an address to store which clients have left this turn, and to ask others (see
+        # `Engine.settled`); False without an answer. The server sets it.
+        self.settle: Callable[[str, str, bool], Awaitable[bool]] | None = None
         # Files stay in their `var`, so it is part of the host's name. The address also counts: a container's name
         # changes.
         self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)

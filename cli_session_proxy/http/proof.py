@@ -42,8 +42,9 @@ GREETING = "/healthz"
 # Its parameter in a signed request, with the nonce of a forwarded one: is that still answered there? 200, or 410 and a
 # header with the id of its turn; another one if the answer was a stream that ended with an error.
 ANSWERING, ANSWERED, FAILED = "answering", "x-cluster-turn", "x-cluster-failed"
-# Another one, with the id of a turn: the answer comes when it is stored which clients there have left that turn.
-LEFT = "left"
+# Another one, with the id of a turn: the answer comes when it is stored which clients have left that turn, there and at
+# the proxies that forwarded their requests; 503 if none of these responds. With the second one, only there.
+LEFT, ONLY_HERE = "left", "only_here"
 # Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()

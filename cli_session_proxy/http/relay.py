@@ -54,6 +54,7 @@ from .proof import (
     LEFT,
     NOTHING,
     OLD_MARK,
+    ONLY_HERE,
     OWNER,
     PROOF,
     TARGET,
@@ -156,7 +157,7 @@ class Relay:
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
         if engine.passing is not None:
-            engine.passing.settle = lambda address, turn_id: self._probe(address, f"{GREETING}?{LEFT}={turn_id}", lease)
+            engine.passing.settle = self._ask_to_settle
         # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
         self._answering: set[str] = set()
         self._answered: OrderedDict[str, dict[str, str]] = OrderedDict()  # with what is told of them
@@ -189,12 +190,17 @@ class Relay:
         await self._engine.delivery_stored(ended.get(ANSWERED, ""))
         return ended
 
-    async def settle(self, turn_id: str) -> None:
-        """Store which clients here have left this turn. The same request has come to another proxy."""
+    async def settle(self, turn_id: str, *, others: bool) -> bool:
+        """Store which clients have left this turn; see `Engine.settled`. The same request has come to another proxy."""
         turn = await self._engine.store.turn(turn_id)
-        if turn is not None:
-            await self._settle(turn.agent_key)
-            await self._engine.delivery_stored(turn_id)
+        if turn is None:
+            return True
+        await self._settle(turn.agent_key)
+        return await self._engine.settled(turn_id, others=others)
+
+    async def _ask_to_settle(self, address: str, turn_id: str, others: bool) -> bool:
+        only = "" if others else f"&{ONLY_HERE}=1"
+        return await self._probe(address, f"{GREETING}?{LEFT}={turn_id}{only}", self._lease)
 
     async def _settle(self, agent_key: int) -> None:
         """Store that answers of this agent did not arrive, if their clients have left: what comes next may be a

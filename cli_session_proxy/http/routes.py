@@ -43,7 +43,7 @@ from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer
-from .proof import ANSWERING, HOP_MARK, LEFT
+from .proof import ANSWERING, HOP_MARK, LEFT, ONLY_HERE
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
@@ -169,8 +169,8 @@ class Routes:
             ended = None if asked is None else await self._relay.answered(asked)
             if ended is not None:
                 return JSONAnswer({"status": "not answering that request"}, 410, ended)
-            if left is not None:
-                await self._relay.settle(left)
+            if left is not None and not await self._relay.settle(left, others=ONLY_HERE not in request.query_params):
+                return JSONAnswer({"status": "its clients came through proxies that do not respond"}, 503)
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
         headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
         return JSONAnswer({"status": "ok"}, headers=headers)

@@ -175,6 +175,11 @@ def comes_back(patch: pytest.MonkeyPatch, pieces: Pieces) -> None:
     patch.setattr(httpx.Response, "aiter_raw", all_of)
 
 
+async def never(_asked: Incoming) -> None:
+    """A proxy that is held up notices only when it is asked that a client has left."""
+    await asyncio.Event().wait()
+
+
 def as_its_answer_comes_back(client: Client, _store: Store, patch: pytest.MonkeyPatch) -> None:
     """The other host has given the answer out of its hands, and does not know that nobody takes it."""
 
@@ -250,13 +255,34 @@ async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_s
         assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
 
 
+async def silent(*_: object) -> bool:
+    return False
+
+
+async def test_who_left_unnoticed_and_says_the_same_at_a_proxy_that_cannot_pass_it_on_has_said_it_once(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks the proxy that runs the turn, and that one asks the proxy that forwarded the first request."""
+    monkeypatch.setattr(Incoming, "left", never)
+    async with cluster(postgres_url, tmp_path, 3, disconnect_grace=30.0) as (one, two, three):
+        await one.chat("zero")
+        one.model.open.clear()
+        client = Client(two.settings.port, three.settings.port, stream=False)
+        client.first.say()
+        await until(lambda: len(one.asked) == 2)
+        monkeypatch.setattr(Relay, "_can_accept", silent)
+        client.leave_and_say_it_again()
+        await until(lambda: bool(three.engine._live))
+        one.model.open.set()
+        assert b"200 OK" in await client.second.answer()
+        client.second.socket.close()
+        assert [path[-1] for host in (one, two, three) for path in host.asked] == ["zero", "one"]
+
+
 @pytest.mark.parametrize("answers", [True, False])
 async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_may_have_left_a_proxy_that_is_silent(
     answers: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(_address: str, _turn_id: str) -> bool:
-        return False
-
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("zero")
         one.model.open.clear()
@@ -270,6 +296,40 @@ async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_ma
         one.model.open.set()
         assert (await first).status_code == (await second).status_code == 200
         assert [path[-1] for path in one.asked] == ["zero", "one", *["one"] * answers]
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["where it ran", "at a third one"])
+async def test_a_large_answer_that_a_silent_proxy_has_not_read_is_given_to_the_client_that_left_it(
+    at: int, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = asyncio.Event()  # until then the proxy is paused
+
+    async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        await goes_on.wait()
+        async for piece in answer:
+            yield piece
+
+    comes_back(monkeypatch, pieces)
+    monkeypatch.setattr(Incoming, "left", never)
+    async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
+        await one.chat("zero")
+        one.model.calls.append([{"type": "text", "text": "x" * 15 * 1024 * 1024}])
+        client = Client(two.settings.port, (one, three)[at].settings.port, stream=False)
+        client.first.say()
+
+        async def ended() -> bool:
+            return len(turns := await one.turns()) == 2 and turns[-1].status == "completed"
+
+        await until(ended)
+        assert one.engine.passing is not None
+        monkeypatch.setattr(one.engine.passing, "settle", silent)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Relay, "_can_accept", silent)
+            client.leave_and_say_it_again()
+            assert b"200 OK" in await client.second.answer()
+        client.second.socket.close()
+        goes_on.set()
+        assert [path[-1] for host in (one, two, three) for path in host.asked] == ["zero", "one"]
 
 
 async def test_a_proxy_that_stops_still_says_that_its_client_is_there(postgres_url: str, tmp_path: Path) -> None:
@@ -374,7 +434,7 @@ async def test_an_answer_that_is_known_to_have_arrived_while_its_proxy_was_asked
             await asked.wait()
             await note(*what, **how)
 
-        async def silent(_address: str, _turn_id: str) -> bool:
+        async def silent(*_: object) -> bool:
             asked.set()
             await until(lambda: _delivered(one))
             return False
@@ -389,7 +449,7 @@ async def test_an_answer_that_is_known_to_have_arrived_while_its_proxy_was_asked
 async def test_a_request_that_says_it_is_a_retry_asks_no_other_proxy_whether_its_client_left(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def asked(_address: str, _turn_id: str) -> bool:
+    async def asked(*_: object) -> bool:
         raise AssertionError("it was asked")
 
     async with cluster(postgres_url, tmp_path) as (one, two):
@@ -486,7 +546,7 @@ class HeldUp:
     def __init__(self, host: Host, client: socket.socket, patch: pytest.MonkeyPatch) -> None:
         self.released = asyncio.Event()
         self.notes: set[Delivery] = set()
-        note, doubt = host.store.set_delivery, host.store.doubt
+        note = host.store.set_delivery
 
         async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for piece in answer:
@@ -499,13 +559,9 @@ class HeldUp:
             await note(turn_id, delivery, **how)
             self.notes.add(delivery)
 
-        async def doubts(*given: Any) -> None:  # where the other host did not say in time that it had stored its part
-            await doubt(*given)
-            self.notes.add("uncertain")
-
         comes_back(patch, pieces)
         patch.setattr(host.store, "set_delivery", noted)
-        patch.setattr(host.store, "doubt", doubts)
+        patch.setattr(relay, "PROBE_TIMEOUT", PATIENCE)  # the other host says in time that it has stored its part
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -525,7 +581,7 @@ async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_los
         assert "You said: one" in (await again).text
         await until(lambda: _delivered(one))
         held_up.released.set()
-        await until(lambda: bool(held_up.notes))
+        await until(lambda: held_up.notes == {"undelivered"})
         await one.chat("two")
         assert one.asked[-1] == ["zero", "one", "two"]
 
@@ -540,7 +596,7 @@ async def test_a_background_turn_is_kept_although_the_client_left_the_host_that_
         leaves.say()
         await until(lambda: _delivered(one))
         held_up.released.set()
-        await until(lambda: bool(held_up.notes))
+        await until(lambda: held_up.notes == {"undelivered"})
         await one.chat("two")
         assert one.asked[-1] == ["zero", "one", "two"]
 
