@@ -157,7 +157,10 @@ class Relay:
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
         if engine.passing is not None:
-            engine.passing.settle = self._ask_to_settle
+            of_whom = {True: "", False: f"&{ONLY_HERE}=1"}
+            engine.passing.settle = lambda address, turn_id, others: self._probe(
+                address, f"{GREETING}?{LEFT}={turn_id}{of_whom[others]}", lease
+            )
         # Requests that other proxies have forwarded, by their nonces: a client chooses its request's id.
         self._answering: set[str] = set()
         self._answered: OrderedDict[str, dict[str, str]] = OrderedDict()  # with what is told of them
@@ -197,10 +200,6 @@ class Relay:
             return True
         await self._settle(turn.agent_key)
         return await self._engine.settled(turn_id, others=others)
-
-    async def _ask_to_settle(self, address: str, turn_id: str, others: bool) -> bool:
-        only = "" if others else f"&{ONLY_HERE}=1"
-        return await self._probe(address, f"{GREETING}?{LEFT}={turn_id}{only}", self._lease)
 
     async def _settle(self, agent_key: int) -> None:
         """Store that answers of this agent did not arrive, if their clients have left: what comes next may be a
