@@ -36,18 +36,23 @@ async def origin(store: Store, agent: Agent, verdict: FileVerdict) -> Origin | N
 async def adoptable(store: Store, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:
     """A person's complete exchanges at the beginning of the tail.
 
-    Stops at the first exchange that is ours, incomplete, not connected to the path, or based on invented tool results.
-    None after our own open calls, which still wait for results.
+    Stops at the first exchange that is ours, incomplete, not connected to the path, or based on invented tool results,
+    or that has a record of the path again. None after our own open calls, which still wait for results.
     """
-    if calls_of(parent.output):
+    if not verdict.tail or calls_of(parent.output):
         return ()
     found: list[Entry] = []
     leaf = verdict.leaf
+    known = {entry.uuid for entry in (await paths.parsed(await paths.shown(store, parent.id))).path}
     for exchange in exchanges(verdict.tail):
         path = exchange.path
+        uuids = {entry.uuid for entry in path}
         sound = exchange.complete and not has_invented_result(exchange.entries) and unbroken(path, leaf)
-        if not sound or await has_own_frame(store, agent, exchange.entries):
+        # A record that is its own ancestor: the CLI 1.0.120 follows its parents without end.
+        repeated = len(uuids) < len(path) or not known.isdisjoint(uuids)
+        if not sound or repeated or await has_own_frame(store, agent, exchange.entries):
             break
+        known |= uuids
         found += exchange.entries
         leaf = path[-1].uuid
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,10 @@ from cli_session_proxy.backends.claude.sessions.tails import Origin, origin
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Agent, Block, Message
 from cli_session_proxy.stores.base import Store
+from turnfault.provider.upstream import Upstream
+
+from ....conftest import MakeSettings
+from ....talking import ask, heard, running
 
 IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 WORDS: Block = {"type": "text", "text": "What is this?"}
@@ -59,3 +64,30 @@ async def test_of_many_prompts_behind_the_path_the_store_is_asked_once(tmp_path:
     assert len(verdict.tail) == 500
     assert await origin(cast(Store, store), AGENT, verdict) == "theirs"
     assert store.asked == 1
+
+
+@pytest.mark.parametrize("which", [-1, 1])
+async def test_a_record_that_is_there_again_is_not_taken_for_an_exchange_of_a_person(
+    make_settings: MakeSettings, claude: Path, upstream: Upstream, which: int
+) -> None:
+    """The chain took it in, as the record after itself. The CLI 1.0.120 then followed its parents without end, each
+    time it was started for this agent."""
+    settings = make_settings(claude_bin=claude)
+    async with running(settings) as engine:
+        for said in ("one", "two"):
+            turn = await ask(engine, said)
+    assert settings.claude_config_dir is not None
+    [path] = settings.claude_config_dir.glob(f"projects/*/{turn.session_id}.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    messages = [record for record in records if record["type"] in ("user", "assistant")]
+    again = messages[which] | {"parentUuid": messages[-1]["uuid"]}
+    with path.open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    async with running(settings) as engine:
+        await ask(engine, "three")
+        assert heard(upstream) == ["one", "two", "three"]
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        assert agent.head is not None
+        kept = [json.loads(record.line).get("uuid") for record in await engine.store.records(agent.head)]
+    assert kept.count(again["uuid"]) == 1
