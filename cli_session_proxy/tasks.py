@@ -6,11 +6,12 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -69,20 +70,28 @@ async def in_thread_at(folder: Path, function: Callable[..., T], *arguments: Any
 
     A program of a confined agent can hold it up for as long as the program lives, and removing files may take minutes.
     The few threads of `asyncio.to_thread` would run out. There is one such thread at a time for each folder, also if
-    its caller was cancelled: so there are at most as many as folders of running CLIs, and of turns that run.
+    its caller was cancelled: so there are at most as many as folders of running CLIs, and of turns that run. This
+    process can end before they do.
     """
     loop = asyncio.get_running_loop()
     lock = _AT_WORK.setdefault(loop, WeakValueDictionary()).setdefault(folder, asyncio.Lock())
     await lock.acquire()
-    thread = ThreadPoolExecutor(1, thread_name_prefix="folder")
     context = copy_context()  # what it logs tells its request
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(function, *arguments))
+        except BaseException as exc:  # noqa: BLE001 - its caller gets it
+            done.set_exception(exc)
+
     try:
-        work = loop.run_in_executor(thread, lambda: context.run(function, *arguments))
+        Thread(target=run, name="folder", daemon=True).start()
     except BaseException:  # the system has no more threads
         lock.release()
         raise
-    finally:
-        thread.shutdown(wait=False)
+    work = asyncio.wrap_future(done)
     work.add_done_callback(lambda _: lock.release())
     return await asyncio.shield(work)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,9 @@ from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_thread
 
 from .until import until
 
+PATIENCE = 60.0
+LONG = pytest.mark.timeout(7200)  # a clock is moved by an hour by which a test's own limit goes, too
+
 
 async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> None:
     """Eight agents were deleted, each with 20,000 folders: another one's turn waited 20 s for a thread."""
@@ -29,6 +34,27 @@ async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> N
 async def test_what_is_logged_at_a_folder_tells_its_request(tmp_path: Path) -> None:
     with logs.bound(request_id="req_1"):
         assert (await in_thread_at(tmp_path, get_contextvars))["request_id"] == "req_1"
+
+
+def test_a_program_ends_though_a_look_into_a_folder_does_not() -> None:
+    """A command that had told its error waited for as long as an agent's program held the folder."""
+    program = """
+import asyncio, contextlib, sys
+from pathlib import Path
+from cli_session_proxy.tasks import in_thread_at
+
+async def main():
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await in_thread_at(Path("/"), sys.stdin.read)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        try:
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 async def test_one_thread_is_at_work_in_a_folder_also_if_its_caller_was_cancelled(tmp_path: Path) -> None:
@@ -95,6 +121,7 @@ async def test_another_timeout_inside_is_not_taken_for_silence() -> None:
     assert not isinstance(caught.value, TurnTimeout)
 
 
+@LONG
 @pytest.mark.parametrize("kind", [TimeLimit, IdleLimit])
 async def test_an_hour_of_sleep_is_no_time_of_a_turn(
     kind: type[TimeLimit], macos: None, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +138,7 @@ async def test_an_hour_of_sleep_is_no_time_of_a_turn(
     assert awake_clock(loop)() == pytest.approx(time.monotonic(), abs=60)
 
 
+@LONG
 async def test_after_a_sleep_all_that_silence_may_take_begins_anew(
     macos: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,8 @@ class Launch:
         return [str(self.capability.path), *argv, session, *self._choices(prompt_file)]
 
     async def with_boundary(self) -> Launch:
-        """The same, with a boundary that is made and checked now. A program of the agent can hold this up."""
+        """The same, with a boundary that is made and checked now. A program of the agent can hold this up, so no permit
+        is held meanwhile. Until the start no agent can change the names that the boundary is made of."""
         if self.wrapper is None:
             return self
         words = await self.wrapper()
