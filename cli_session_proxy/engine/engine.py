@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -490,7 +490,7 @@ class Engine:
             return live.abandoned
         settled = await self.settled(turn.id)
         now = await self.store.turn(turn.id)
-        if now is not None and now.delivery == "pending" and now.instance not in (None, self.instance_id):
+        if now is not None and now.delivery == "pending" and now.instance != self.instance_id:
             settled = await self._has_settled(now.instance or "", turn.id, others=True) and settled
             now = await self.store.turn(turn.id)  # its proxy may have noted meanwhile that the answer arrived
         if now is None or not (now.status in ON_PATH or now.status not in FINISHED):
@@ -700,6 +700,13 @@ class Engine:
         waiting = self._tasks.own(stored.wait())
         self._forwarded.add(waiting)
         waiting.add_done_callback(self._forwarded.discard)
+
+    async def noted(self, turn_id: str | None, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the function that stores what became of an answer. Who looks at the turn meanwhile waits for it."""
+        if turn_id is None:
+            await note()
+        else:
+            await asyncio.shield(self._deliveries.write(turn_id, note))
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
         """Store whether an answer that another proxy has handed on reached the client that asked here.

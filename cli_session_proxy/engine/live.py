@@ -645,7 +645,7 @@ class Deliveries:
             self._elsewhere.discard(turn.id)
 
         def on_delivery(how: Handover) -> None:
-            self._write(turn.id, partial(self._store_handover, live, how))
+            self.write(turn.id, partial(self._store_handover, live, how))
             if how == "arrived":
                 self.arrived.add(turn.id)
 
@@ -655,7 +655,7 @@ class Deliveries:
             grace=self._grace,
             on_empty=lambda: self._tasks.own(self._give_up(live)),
             on_delivery=on_delivery,
-            on_return=partial(self._write, turn.id, partial(self._store_return, turn.id)),
+            on_return=partial(self.write, turn.id, partial(self._store_return, turn.id)),
             clock=self._instances.now,
         )
         self._lives[turn.id] = live
@@ -709,7 +709,7 @@ class Deliveries:
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
-    def _write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Store the turn's delivery, after its earlier writes."""
         earlier_write = self._writes.get(turn_id)
         self.arrived.discard(turn_id)  # this write may say otherwise
@@ -724,7 +724,8 @@ class Deliveries:
                     del self._writes[turn_id]
                     self.arrived.discard(turn_id)
 
-        self._writes[turn_id] = self._tasks.own(in_order())
+        writing = self._writes[turn_id] = self._tasks.own(in_order())
+        return writing
 
     async def stored(self, turn_id: str) -> None:
         """Wait until the turn's delivery is stored."""

@@ -334,8 +334,7 @@ class Placement:
         # The answer may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.
         recent = now - (latest.finished_at or now) < self._hours * HOUR
         may_be_left = latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent
-        # Its proxy, if gone, cannot say any more.
-        if may_be_left and (await self._was_left(latest) or await self._is_gone(latest.instance)):
+        if may_be_left and await self._was_left(latest):
             return latest
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # its proxy crashed

@@ -306,7 +306,7 @@ class Relay:
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
                 if not hop.refused:
-                    await self._note(hop, target.fingerprint)
+                    await self._engine.noted(hop.turn_id, partial(self._note, hop, target.fingerprint))
             finally:
                 self._hops.remove(hop)
                 hop.settled.set()

@@ -397,6 +397,35 @@ async def test_an_answer_that_ended_with_an_error_did_not_arrive(
         assert one.asked == [["zero"], ["zero", "one"]]
 
 
+async def test_the_same_words_after_a_stream_wait_for_the_note_that_it_arrived(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy that ran the turn stops just then: it is slow to hand the answer on, and says nothing any more."""
+
+    async def says_nothing(*_: object) -> bool:
+        return False
+
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        hand_on, arrival, looked = one.store.hand_on, two.store.arrival, asyncio.Event()
+
+        async def handed_on(*given: Any) -> None:
+            await looked.wait()
+            await hand_on(*given)
+
+        async def looks(*of: Any) -> Any:
+            found = await arrival(*of)
+            looked.set()
+            return found
+
+        monkeypatch.setattr(one.store, "hand_on", handed_on)
+        assert two.engine.passing is not None
+        monkeypatch.setattr(two.engine.passing, "settle", says_nothing)
+        assert "You said: one (2)" in (await two.chat("one", stream=True)).text
+        monkeypatch.setattr(two.store, "arrival", looks)
+        assert "You said: one (3)" in (await two.chat("one", stream=True)).text
+
+
 @pytest.mark.parametrize("is_handed_on", [True, False])
 async def test_a_stream_whose_proxy_is_gone_at_its_end_arrived_if_it_was_handed_on(
     postgres_url: str, tmp_path: Path, is_handed_on: bool, monkeypatch: pytest.MonkeyPatch
