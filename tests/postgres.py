@@ -77,8 +77,9 @@ class Postgres:
         address = "127.0.0.1" if self._listens else ""
         told = {"listen_addresses": address, "unix_socket_directories": self.folder, "port": self.port}
         settings = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
-        # synchronous_commit off: the store asks for it itself. A small server: this machine has more to do.
-        small = ("-c", "shared_buffers=16MB", "-c", "synchronous_commit=off")
+        # synchronous_commit off: the store asks for it itself. A small server: this machine has more to do. Its shared
+        # memory is files of its folder: what it makes in /dev/shm stays there when it is killed.
+        small = ("-c", "shared_buffers=16MB", "-c", "synchronous_commit=off", "-c", "dynamic_shared_memory_type=mmap")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._binaries / "postgres", "-D", self.folder / "data", *settings, *small, *self.options],

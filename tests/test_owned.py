@@ -16,6 +16,7 @@ import pytest
 
 from . import owned
 from .owned import owned_folder, remove_abandoned
+from .postgres import Postgres
 
 ROOT = Path(__file__).parent.parent
 # Says which folder is its own, with a file in it and a process that outlives it, and waits to be killed.
@@ -102,6 +103,13 @@ def test_many_runs_that_begin_and_end_at_once_each_keep_their_folder(tmp_path: P
         for done in [pool.submit(run) for _ in range(8)]:
             done.result()
     assert not list(tmp_path.glob("run-*"))
+
+
+def test_a_server_of_postgresql_has_no_memory_that_outlives_its_folder(postgres: Postgres) -> None:
+    """The system keeps what it has in /dev/shm under a name of its own when it is killed."""
+    maps = Path(f"/proc/{postgres.pid}/maps").read_text()
+    assert str(postgres.folder) in maps
+    assert "/PostgreSQL." not in maps
 
 
 def is_running(pid: int) -> bool:
