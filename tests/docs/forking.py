@@ -1,7 +1,8 @@
 """Python programs, each as `python -` runs it, in forks of one interpreter that has imported what they need: a client
 takes a second of a processor to be imported, and every program of the documents imports one.
 
-Standard input and output: a line of JSON for each program, and two for it: its pid, and how it ended.
+Standard input and output: its own pid, when it is ready; then a line of JSON for each program, and two for it: the
+program's pid, and how it ended.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def run(asked: dict[str, Any]) -> None:
 def main(modules: list[str]) -> None:
     for module in modules:
         importlib.import_module(module)
+    print(json.dumps({"pid": os.getpid()}), flush=True)
     forks = multiprocessing.get_context("fork")
     for line in sys.stdin:
         program = forks.Process(target=run, args=(json.loads(line),))

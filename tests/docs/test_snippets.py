@@ -37,6 +37,8 @@ from . import forking
 # Documents beside the test's own limit: a heavy client needs seconds to be imported on a busy machine (s).
 START_TIMEOUT = STOP_TIMEOUT = 60.0
 SNIPPET_TIMEOUT = 120.0
+# All clients, which take ten seconds of a processor.
+IMPORT_TIMEOUT = 400.0
 
 ADDRESS = "127.0.0.1:8787"
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -108,6 +110,7 @@ class Python:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, forking.__file__, *LIBRARIES, stdin=PIPE, stdout=PIPE, env=self._env
             )
+            assert (await self._told(IMPORT_TIMEOUT))["pid"] == self._process.pid
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         pid = (await self._told())["pid"]
@@ -119,10 +122,10 @@ class Python:
             raise
         return status, self._output.read_text(errors="replace")
 
-    async def _told(self) -> dict[str, int]:
+    async def _told(self, within: float = SNIPPET_TIMEOUT) -> dict[str, int]:
         assert self._process is not None
         assert self._process.stdout is not None
-        told: dict[str, int] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), SNIPPET_TIMEOUT))
+        told: dict[str, int] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), within))
         return told
 
     async def close(self) -> None:
