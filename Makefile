@@ -30,6 +30,9 @@ unexport PYTHONDONTWRITEBYTECODE
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
+# How many tests `make test` runs at once. They wait for much: four leave a sixth of two cores idle.
+WORKERS ?= 5
+
 # Which chaos, by every wire: minutes (of each of the five kinds, 15; of each of the cluster's two, 10), and the seed of their first
 # history (none: a random one).
 MINUTES ?=
@@ -54,7 +57,7 @@ demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
 	@$(BIN)/cli-session-proxy demo
 
 test: check tools  ## all that CI runs
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
