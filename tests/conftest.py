@@ -240,9 +240,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> str:
-    """A new database."""
-    return postgres.new_url()
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """A new database, which is dropped behind the test."""
+    with postgres.database() as url:
+        yield url
 
 
 @pytest.fixture

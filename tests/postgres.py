@@ -123,8 +123,17 @@ class Postgres:
         self._count += 1
         name = f"test_{self._count}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
-            conn.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+            # file_copy: else it is written to the log as well, which keeps it in memory for long.
+            conn.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
         return self.url(name)
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The URL of a database that is new, and gone afterwards: each takes 8 MB."""
+        url, name = self.new_url(), f"test_{self._count}"
+        yield url
+        with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
+            conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def _run(self, command: list[Any]) -> None:
         done = subprocess.run(command, capture_output=True, cwd=self.folder, env={}, **unprivileged(), check=False)
