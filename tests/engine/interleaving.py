@@ -144,6 +144,7 @@ class Client:
     world: World
     name: str
     has: list[str] = field(default_factory=list)
+    asked_for: set[str] = field(default_factory=set)  # the turns of all its requests
     failed: list[str] = field(default_factory=list)
 
     async def ask(
@@ -166,6 +167,7 @@ class Client:
     async def _asked_here(self, engine: Engine, asked: Any, *, leaves: bool) -> str | None:
         left = self.world.event(f"{self.name} leaves", possible=leaves)
         answer = await engine.submit(asked, left.is_set)
+        self.asked_for.add(answer.turn_id)
         try:
             waiting = self.world.own(answer.turn())
             gone = self.world.own(left.wait())
@@ -199,6 +201,7 @@ class Client:
             answer: Answer | None = None
             try:
                 answer = await engine.submit(asked, closed.is_set)
+                self.asked_for.add(answer.turn_id)
                 accepted.append(True)
                 waiting, gone = self.world.own(answer.turn()), world.own(closed.wait())
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -454,7 +457,8 @@ class World:
 
     @property
     def ended(self) -> bool:
-        return all(task.done() for task in self._tasks)
+        """Nobody waits, and no turn waits or runs."""
+        return all(task.done() for task in self._tasks) and not any(engine._live for engine in self.engines)
 
     @property
     def silences(self) -> bool:
@@ -473,7 +477,7 @@ class World:
                 for live in engine._live.values()
             )
             most = HANDOVER if self._waiting else WAITS
-            if waits >= most or all(task.done() for task in self._tasks) or (self._waiting and not polls):
+            if waits >= most or self.ended or (self._waiting and not polls):
                 return
             waits += 1
             self.loop.run_until_complete(asyncio.sleep(WAIT))
@@ -528,6 +532,7 @@ class World:
         for table in reversed(metadata.sorted_tables):
             if table.name not in ("meta", "proxies"):
                 self.memory.driver.execute(f"DELETE FROM {table.name}")
+        self.loop.run_until_complete(asyncio.sleep(1.0))  # until no proxy looks for a lease any more
 
     def explore(
         self,
