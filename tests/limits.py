@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import pytest_timeout  # type: ignore[import-untyped]
 
-# Seconds that a test whose time is up has for what it puts away, and from one signal to the next.
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+# Seconds that a test whose time is up has for what it puts away: from one signal to the next.
 GRACE = 60.0
 
 
@@ -32,56 +34,68 @@ def pytest_timeout_set_timer(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    with _signals(item, _seconds(item)):
+    with _limited(item):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A coroutine is cancelled when its time is up; the signal comes later."""
-    seconds = _seconds(item)
-    if seconds and isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-        item.obj = _limited(item.obj, seconds)
-        seconds += GRACE
-    with _signals(item, seconds):
+    with _limited(item) as limit:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = limit.cancels(item.obj)
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    with _signals(item, _seconds(item)):
+    with _limited(item):
         return (yield)
 
 
-def _seconds(item: pytest.Item) -> float:
-    """0: no limit."""
-    return pytest_timeout._get_item_settings(item).timeout or 0.0
+class Limit:
+    """What signals do: the first one cancels a test's coroutine, the next one raises a failure in the main thread. They
+    come by the system's own clock: some tests move the one of their loop."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self._settings = pytest_timeout._get_item_settings(item)
+        self.seconds: float = self._settings.timeout or 0.0  # 0: no limit
+        self._cancel: Callable[[], object] | None = None
+        self._cancelled = False
+
+    def cancels(self, test: Test) -> Test:
+        @functools.wraps(test)
+        async def run(*args: Any, **kwargs: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            # A handler runs between any two steps of the loop's own work.
+            self._cancel = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+            try:
+                await test(*args, **kwargs)
+            except asyncio.CancelledError:
+                if not self._cancelled:
+                    raise
+                pytest.fail(f"Timeout (>{self.seconds} s) of the whole test")
+            finally:
+                self._cancel = None
+
+        return run
+
+    def on_signal(self, *_: object) -> None:
+        if self._cancel is not None and not self._cancelled:
+            self._cancelled = True
+            self._cancel()
+        else:
+            pytest_timeout.timeout_sigalrm(self._item, self._settings)
 
 
 @contextmanager
-def _signals(item: pytest.Item, seconds: float) -> Iterator[None]:
-    """After so many seconds, and again until one is heard, the main thread raises a failure."""
-    settings = pytest_timeout._get_item_settings(item)._replace(timeout=seconds)
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest_timeout.timeout_sigalrm(item, settings))
-    signal.setitimer(signal.ITIMER_REAL, seconds, GRACE)
+def _limited(item: pytest.Item) -> Iterator[Limit]:
+    limit = Limit(item)
+    before = signal.signal(signal.SIGALRM, limit.on_signal)
+    signal.setitimer(signal.ITIMER_REAL, limit.seconds, GRACE)
     try:
-        yield
+        yield limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _limited(
-    test: Callable[..., Coroutine[Any, Any, None]], seconds: float
-) -> Callable[..., Coroutine[Any, Any, None]]:
-    @functools.wraps(test)
-    async def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                await test(*args, **kwargs)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            pytest.fail(f"Timeout (>{seconds} s) of the whole test")
-
-    return run

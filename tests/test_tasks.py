@@ -20,7 +20,6 @@ from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_thread
 from .until import until
 
 PATIENCE = 60.0
-LONG = pytest.mark.timeout(7200)  # a clock is moved by an hour by which a test's own limit goes, too
 
 
 async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> None:
@@ -121,7 +120,6 @@ async def test_another_timeout_inside_is_not_taken_for_silence() -> None:
     assert not isinstance(caught.value, TurnTimeout)
 
 
-@LONG
 @pytest.mark.parametrize("kind", [TimeLimit, IdleLimit])
 async def test_an_hour_of_sleep_is_no_time_of_a_turn(
     kind: type[TimeLimit], macos: None, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +136,6 @@ async def test_an_hour_of_sleep_is_no_time_of_a_turn(
     assert awake_clock(loop)() == pytest.approx(time.monotonic(), abs=60)
 
 
-@LONG
 async def test_after_a_sleep_all_that_silence_may_take_begins_anew(
     macos: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
