@@ -65,7 +65,7 @@ continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare 
 continuity-hosts: $(VENV)/.test tools  ## the same breakages on PostgreSQL, every turn at another of three hosts; writes nothing
 	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' --hosts 3
 
-full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity` and `make drift`
+full: $(VENV)/.test tools $(UV)/.installed  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity` and `make drift`
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity --ignore tests/drift
 
 drift: $(VENV)/.test tools  ## a CLI of tomorrow: one thing of the real one changed at a time; half an hour, writes docs/drift.md

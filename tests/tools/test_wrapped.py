@@ -67,7 +67,7 @@ async def test_an_old_cli_behind_a_script_works_as_an_old_one(
     async with running(make_settings(claude_bin=wrapped(claude_1, tmp_path / "bin", kind))) as engine:
         for said in ("one", "/clear", "three"):
             await ask(engine, said)
-        with pytest.raises(InvalidRequest, match=r"1\.0\.120 cannot offer .* 2\.1\.295 and newer can"):
+        with pytest.raises(InvalidRequest, match=r"1\.0\.120 at .* cannot offer .* 2\.1\.295 and newer can"):
             await ask(engine, "four", tools=TOOLS)
     assert heard(upstream) == ["one", "/clea", "r", "three"]
 
