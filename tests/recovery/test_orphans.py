@@ -209,7 +209,7 @@ async def test_what_the_cli_has_started_ends_with_a_turn_that_is_cut_short(
 async def test_what_has_no_mark_ends_with_the_proxy_too(
     number: signal.Signals, claude: Path, make_settings: MakeSettings, upstream: Upstream, none_is_left: None
 ) -> None:
-    profiles = {"shell": Profile(tools=("Bash(sh *)",))}
+    profiles = {"shell": Profile(tools=("Bash(sh:*)",))}  # the form that CLI 1.0.120 knows too
     settings = make_settings(claude_bin=claude, profile="shell", profiles=profiles, drain_timeout=0.1)
     async with other_proxy(settings, like="macos") as proxy:
         await starting_what_has_no_mark(proxy, upstream)
