@@ -1,9 +1,8 @@
-"""Runs a scenario of several proxies on one store in every order of its steps.
+"""Runs a scenario of several proxies on one store in random orders of its steps.
 
 A step is one transaction of the store that deals with deliveries, or something that a client, a wire or a proxy does.
 Everything in between is the real code: engines, placement, deliveries, and the statements of `stores.sql`, on one
-SQLite database in memory. Each order is one run with a new agent. A run that reaches a state that was seen before
-stops there: the orders from there on are tried already. Time passes only while leases are handed over.
+SQLite database in memory. Each run has a new agent. Time passes only while leases are handed over.
 """
 
 from __future__ import annotations
@@ -126,26 +125,21 @@ class SteppedStore(SqlStore):
         async def step(*given: Any, **how: Any) -> Any:
             shown = [world.shown(value) for value in (*given, *how.values())]
             await world.step(f"{name}({', '.join(shown)})")
-            try:
-                result = await method(*given, **how)
-            except Exception as exc:
-                world.saw(type(exc).__name__)
-                raise
-            world.saw(world.shown(result))
-            return result
+            return await method(*given, **how)
 
         return step
 
 
 @dataclass(eq=False)
 class Client:
-    """What happened to a client. `turns`: those whose answer it has."""
+    """What happened to a client. `has`: the turns whose answer it has."""
 
     world: World
     name: str
     has: list[str] = field(default_factory=list)
-    asked_for: set[str] = field(default_factory=set)  # the turns of all its requests
+    began: set[str] = field(default_factory=set)  # the turns that its requests began
     failed: list[str] = field(default_factory=list)
+    says: str = ""  # equal for clients whose equal words are one request
 
     async def ask(
         self, at: int, said: str, *, through: int | None = None, leaves: bool = True, lost: bool = False, **more: Any
@@ -156,6 +150,7 @@ class Client:
         world = self.world
         await world.step(f"{self.name} asks")
         asked = request(said, agent=world.agent, **more)
+        self.says = asked.idempotency_key or self.name
         try:
             if through is None:
                 return await self._asked_here(world.engines[at], asked, leaves=leaves)
@@ -167,7 +162,8 @@ class Client:
     async def _asked_here(self, engine: Engine, asked: Any, *, leaves: bool) -> str | None:
         left = self.world.event(f"{self.name} leaves", possible=leaves)
         answer = await engine.submit(asked, left.is_set)
-        self.asked_for.add(answer.turn_id)
+        if not answer.replayed:
+            self.began.add(answer.turn_id)
         try:
             waiting = self.world.own(answer.turn())
             gone = self.world.own(left.wait())
@@ -201,7 +197,8 @@ class Client:
             answer: Answer | None = None
             try:
                 answer = await engine.submit(asked, closed.is_set)
-                self.asked_for.add(answer.turn_id)
+                if not answer.replayed:
+                    self.began.add(answer.turn_id)
                 accepted.append(True)
                 waiting, gone = self.world.own(answer.turn()), world.own(closed.wait())
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +305,6 @@ class World:
         self._waiting: dict[str, _Waiting] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._actors: list[asyncio.Task[Any]] = []
-        self._history: dict[str, list[str]] = {}
         self._numbers: Counter[str] = Counter()
 
     @contextmanager
@@ -405,11 +401,6 @@ class World:
         known = self.proxy(text)
         return known if known != text or len(text) < 20 else "new"
 
-    def saw(self, what: str) -> None:
-        seen = self._history.setdefault(ACTOR.get() or "", [])
-        if [what] != seen[-1:]:  # it may read the same again and again
-            seen.append(what)
-
     def turns(self) -> list[Stored]:
         """This run's turns, in the order of acceptance."""
         rows = self.memory.driver.execute(_TURNS, (self.agent_key,)).fetchall()
@@ -428,30 +419,6 @@ class World:
                 path.insert(0, turns[at])
             at = turns[at].parent_id
         return path
-
-    def _seen(self) -> tuple[object, ...]:
-        """All that decides how it goes on."""
-        lives: list[tuple[object, ...]] = []
-        for engine in self.engines:
-            for live in engine._live.values():
-                if live.agent_id == self.agent:
-                    lives.append((
-                        self.place(live.turn.id), live.done, live._acknowledged, live._arrived, len(live._answers),
-                        live.may_have_arrived, self.proxy(live.passed_to), str(live.cancelled_by),
-                    ))  # fmt: skip
-            deliveries = engine._deliveries
-            lives.append((tuple(map(self.place, deliveries.arrived)), len(deliveries._writes)))
-        heard = tuple((name, tuple(map(self.place, one.has)), tuple(one.failed)) for name, one in self.clients.items())
-        history = tuple((actor, tuple(what)) for actor, what in sorted(self._history.items()))
-        stored = tuple(
-            (row.status, row.delivery, self.proxy(row.instance), row.parent_id and self.place(row.parent_id))
-            for row in self.turns()
-        )
-        head, waiting = self.head(), tuple(sorted(key.rpartition(" #")[0] for key in self._waiting))
-        return (
-            stored, head and self.place(head), tuple(lives), heard, history, waiting,
-            tuple(sorted(self._silent)),
-        )  # fmt: skip
 
     # --- runs
 
@@ -496,7 +463,7 @@ class World:
         made = SqlStore.ensure_agent(store, "local", self.agent, self.agent, named=True, now=0.0)  # type: ignore[arg-type]
         self.agent_key = _at_once(made).key
         self.clients = {}
-        self._waiting, self._tasks, self._actors, self._history = {}, [], [], {}
+        self._waiting, self._tasks, self._actors = {}, [], []
         self._numbers.clear()
         self._places, self._silent = {}, set()
         self.memory.driver.execute("UPDATE proxies SET until = 1e12")
@@ -538,33 +505,25 @@ class World:
         self,
         scenario: Callable[[World], Actors],
         check: Callable[[World], None],
-        most: int,
+        runs: int,
         draw: Callable[[int], int],
     ) -> None:
-        """Run the scenario in the orders of its steps, at most so many times, and check the end of each run. `draw`: a
-        number below this one, by which the next beginning is chosen."""
-        seen: set[object] = set()
-        todo: list[tuple[tuple[str, str], ...]] = [()]  # beginnings of runs that are still to be tried
-        self.runs = 0
-        while todo and self.runs < most:
-            taken = list(todo.pop(draw(len(todo))))
+        """Run the scenario so many times, and check the end of each run. `draw`: a number below this one, by which the
+        next step is chosen."""
+        for _ in range(runs):
             self._begin(scenario)
+            taken: list[str] = []
             try:
-                for choice in taken:
-                    self._take(*choice)
-                while (options := self._options()) and (state := self._seen()) not in seen:
-                    seen.add(state)
-                    todo += [(*taken, option) for option in options[1:]]
-                    taken.append(options[0])
-                    self._take(*options[0])
+                while options := self._options():
+                    key, option = options[draw(len(options))]
+                    taken.append(f"{key} {option}")
+                    self._take(key, option)
                 for task in self._actors:
                     if task.done():
                         task.result()
-                if not options:
-                    check(self)
+                check(self)
             except BaseException as exc:
-                steps, turns = (f"{key} {option}" for key, option in taken), map(self.shown, self.turns())
-                exc.add_note("\n".join([f"in run {self.runs}:", *steps, "", *turns]))
+                exc.add_note("\n".join([f"in run {self.runs}:", *taken, "", *map(self.shown, self.turns())]))
                 raise
             finally:
                 self._forget()
