@@ -695,9 +695,9 @@ class Engine:
         await self._deliveries.stored(turn_id)
 
     def forwarded(self, stored: asyncio.Event) -> None:
-        """A request is answered by another proxy. `stop` waits until it is `stored` what became of the answer: a client
-        that has it may say the same again, as a new turn."""
-        waiting = self._tasks.own(stored.wait())
+        """A request is answered by another proxy. `stop` waits until it is `stored` what became of the answer, if that
+        ends in time: a client that has it may say the same again, as a new turn."""
+        waiting = self._tasks.own(stored.wait(), service=True)
         self._forwarded.add(waiting)
         waiting.add_done_callback(self._forwarded.discard)
 

@@ -316,19 +316,22 @@ class Relay:
 
     async def _note(self, hop: Hop, fingerprint: str | None) -> None:
         """Store what became of the answer."""
-        is_known = hop.delivered and not hop.is_stream
-        if not is_known:
-            # The other proxy stores first whether it has handed the answer on: it may have other clients. It alone
-            # knows whether a stream ended with an error; then it stores what became of the turn.
-            stored = await self._has_stored(hop)
-            if stored and hop.failed:
-                return
-            is_known = stored and (hop.failed if hop.delivered else hop.delivered) is False
-            is_known = is_known or (hop.delivered and await self._engine.has_been_handed(hop.turn_id or ""))
-        if not is_known or (hop.turn_id is None and not hop.delivered):
+        if hop.delivered:
+            # The other proxy alone knows whether a stream ended with an error. If it does not say so in time, nothing
+            # is stored here: it stores itself that it has handed the answer on, or what became of the turn.
+            is_known = not hop.is_stream or (await self._has_stored(hop) and hop.failed is not None)
+            arrived = not hop.failed if is_known else await self._engine.has_been_handed(hop.turn_id or "")
+            if arrived and hop.turn_id is not None:
+                await self._engine.note_passed_on(hop.turn_id, arrived=True)
+            return
+        # The other proxy stores first whether it has handed the answer on: it may have other clients.
+        stored = await self._has_stored(hop)
+        if stored and hop.failed:
+            return
+        if stored and hop.delivered is False and hop.turn_id is not None:
+            await self._engine.note_passed_on(hop.turn_id, arrived=False)
+        else:
             await self._engine.note_lost(hop.agent_key, hop.instance, hop.turn_id, fingerprint)
-        elif hop.turn_id is not None:
-            await self._engine.note_passed_on(hop.turn_id, arrived=bool(hop.delivered))
 
     async def _answer(self, hop: Hop, request: httpx.Request) -> None:
         """Send the request, and stream the answer to the client."""

@@ -371,6 +371,21 @@ async def test_a_proxy_that_stops_notes_first_that_answers_of_others_arrived(
         assert said(await one.chat("one")) == "You said: one (3)"
 
 
+async def test_a_proxy_that_stops_waits_for_answers_of_others_as_long_as_for_its_own(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path, drain_timeout=0.1) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        first = asyncio.create_task(two.chat("one"))
+        await until(lambda: len(one.asked) == 2)
+        async with asyncio.timeout(PATIENCE):
+            await two.engine.stop()
+        assert not first.done()
+        one.model.open.set()
+        assert said(await first) == "You said: one (2)"
+
+
 async def test_an_answer_that_ended_with_an_error_did_not_arrive(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,31 +441,38 @@ async def test_the_same_words_after_a_stream_wait_for_the_note_that_it_arrived(
         assert "You said: one (3)" in (await two.chat("one", stream=True)).text
 
 
-@pytest.mark.parametrize("is_handed_on", [True, False])
-async def test_a_stream_whose_proxy_is_gone_at_its_end_arrived_if_it_was_handed_on(
+@pytest.mark.parametrize("is_handed_on", [True, False], ids=["handed on", "handed on later"])
+async def test_a_stream_whose_proxy_does_not_say_how_it_ended_arrived_if_it_is_handed_on(
     postgres_url: str, tmp_path: Path, is_handed_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The client has all of the answer, and says the same again as its next turn."""
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("zero")
-        hand_on, ended = one.store.hand_on, asyncio.Event()
+        hand_on, note = one.store.hand_on, Relay._note
+        ended, noted = asyncio.Event(), asyncio.Event()
 
         async def handed_on(*given: Any) -> None:
-            if is_handed_on:
-                await hand_on(*given)
+            if not is_handed_on:
+                ended.set()
+                await noted.wait()
+            await hand_on(*given)
             ended.set()
 
         async def asked_in_vain(*_: object) -> bool:
             await ended.wait()
             return False
 
+        async def notes(*of: Any) -> None:
+            await note(*of)
+            noted.set()
+
         monkeypatch.setattr(one.store, "hand_on", handed_on)
         monkeypatch.setattr(Relay, "_has_stored", asked_in_vain)
+        monkeypatch.setattr(Relay, "_note", notes)
         assert "You said: one (2)" in (await two.chat("one", stream=True)).text
-
-        async def is_noted() -> bool:
-            return (await one.turns())[-1].delivery == ("delivered" if is_handed_on else "uncertain")
-
-        await until(is_noted)
+        await noted.wait()
+        assert ((await one.turns())[-1].delivery == "delivered") is is_handed_on
+        assert "You said: one (3)" in (await two.chat("one", stream=True)).text
 
 
 async def test_an_answer_that_is_known_to_have_arrived_while_its_proxy_was_asked_in_vain_is_not_given_again(
