@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -153,6 +154,33 @@ async def test_a_login_that_made_others_wait_is_left_alone_by_them_for_a_while(
     looked.clear()
     await logins.exchange(other, give=True)
     assert one in looked
+
+
+async def test_a_login_that_makes_others_wait_again_and_again_is_left_alone_for_longer_and_one_that_did_once_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine each copy is slow now and then. In the end each such time hid its renewals for an hour."""
+    (tmp_path / login.FILE).write_text('{"claudeAiOauth": {}}')
+    logins, state = login.Logins(tmp_path, tmp_path), login._state
+    one, other = (tmp_path / "confined" / name for name in ("one", "other"))
+    now = 0.0
+
+    def slow(path: Path) -> tuple[int, ...] | None:
+        nonlocal now
+        now += 1.0 if path.parent == one else 0.0
+        return state(path)
+
+    monkeypatch.setattr(login, "time", SimpleNamespace(monotonic=lambda: now))
+    for private in (one, other):
+        await logins.exchange(private, give=True)
+    monkeypatch.setattr(login, "_state", slow)
+    lasted = list[float]()
+    for pause in (0.0, 1.0, 1.0, 1.0, login.LONGEST_LEFT_ALONE, 1.0):
+        now += pause
+        await logins.exchange(other, give=True)
+        until, lasts = logins._left_alone[one]
+        now, lasted = until, [*lasted, lasts]
+    assert lasted == [60.0, 240.0, 960.0, 3600.0, 60.0, 240.0]
 
 
 async def test_a_held_start_takes_no_place_of_others(

@@ -43,7 +43,8 @@ LOGIN, TOKENS, EXPIRES = "claudeAiOauth", ("accessToken", "refreshToken"), "expi
 LONGEST, LONGEST_LIFE = 64 * 1024, 400 * 86400
 # Seconds for which the agents' copies are waited for, and one copy that is in use. Usually milliseconds.
 WAIT, WAIT_FOR_ONE = 2.0, 0.2
-# Seconds in which other agents do not look at a copy that made them wait: at first, and at most after several times.
+# Seconds in which other agents do not look at a copy that made them wait: at first, and at most after several times. If
+# it made nobody wait for the longest of them, the next time is a first one: also a slow machine makes others wait.
 LEFT_ALONE, LONGEST_LEFT_ALONE = 60.0, 3600.0
 
 
@@ -91,7 +92,8 @@ class Logins:
                     in_use.release()
             until, lasted = self._left_alone.get(private, (0.0, 0.0))
             if (now := time.monotonic()) - began >= WAIT_FOR_ONE and until < now:
-                lasts = min(max(4 * lasted, LEFT_ALONE), LONGEST_LEFT_ALONE)
+                longer = 4 * lasted if began - until < LONGEST_LEFT_ALONE else 0.0
+                lasts = min(max(longer, LEFT_ALONE), LONGEST_LEFT_ALONE)
                 self._left_alone[private] = now + lasts, lasts
 
     def _exchange_own(self, private: Path, others: Sequence[Path], give: bool) -> None:
