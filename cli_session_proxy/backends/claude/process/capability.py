@@ -39,7 +39,7 @@ PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
 
 # How many reports of another version lead to a probe, in so many seconds. It starts the CLI twice, also for the other
-# agents, and a script may start another version each time, as a shell in a confined CLI's place may say.
+# agents. A script may start another version each time, and a shell in a confined CLI's place may say that it is one.
 MOST_HEARD, HEARD_WITHIN = 3, 60.0
 
 PACKAGE = "@anthropic-ai/claude-code"
