@@ -21,6 +21,8 @@ log = logs.get(__name__)
 
 # Seconds between attempts to store the end of a turn.
 RETRY_INTERVAL = 1.0
+# Seconds in which a server that was silent may still commit that a turn was accepted; the most between two looks.
+LATEST_COMMIT, LONGEST_PAUSE = 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class _End:
     at: float
     lease: Lease | None
     requested: Requested | None = None
+    may_come: bool = False  # the store may have the turn later, if it has none now
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -85,7 +88,8 @@ class Ends:
         soon as the store can be written: other turns would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
         now = self._instances.now()
-        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
+        end = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None, may_come=not attempts)
+        self.waiting[turn_id] = end
         self._tasks.serve(self._keep_trying())
 
     def as_ended(self, turn: Turn) -> Turn:
@@ -119,6 +123,8 @@ class Ends:
             if turn is None:
                 # Without the lease, this proxy may only end a turn that is still queued.
                 now = await self._store.turn(end.turn_id)
+                if now is None and end.may_come:
+                    self._tasks.serve(self._end_when_it_comes(end))
                 if now is None or now.status != "queued":
                     return
                 turn = await fail()
@@ -133,6 +139,18 @@ class Ends:
             return
         for observer in self._observers:
             observer.turn_ended(turn, (), end.requested, end.at)
+
+    async def _end_when_it_comes(self, end: _End) -> None:
+        """Nobody would run it: it would be queued until this proxy ends."""
+        pause, waited = RETRY_INTERVAL, 0.0
+        while waited < LATEST_COMMIT:
+            await asyncio.sleep(pause)
+            pause, waited = min(2 * pause, LONGEST_PAUSE), waited + pause
+            with suppress(StoreUnavailable):
+                if await self._store.turn(end.turn_id) is not None:
+                    self.waiting[end.turn_id] = end
+                    await self._keep_trying()
+                    return
 
     async def _keep_trying(self) -> None:
         while self.waiting:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, select
@@ -19,8 +20,20 @@ from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql.tables import meta
 from cli_session_proxy_store_conformance.samples import opened
 
+from ..until import until
 from .cluster import Host, Line, cluster, line, up
 from .test_passing_on import said
+
+# Commits of turns that are accepted wait until nobody holds this lock.
+SLOW = """
+    CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            WHILE NOT pg_try_advisory_xact_lock_shared(1) LOOP PERFORM pg_sleep(0.02); END LOOP;
+            RETURN NULL;
+        END $$;
+    CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON turns DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION slow();
+"""
 
 
 @asynccontextmanager
@@ -96,3 +109,29 @@ async def test_a_turn_whose_commit_is_not_answered_is_the_same_turn_at_another_p
             assert said(await one.chat("one")) == "You said: one (2)"
             assert [path[-1] for path in [*one.asked, *two.asked]] == ["zero", "one"]
             await asyncio.gather(two.store.agent("local", "a"), one.store.agent("local", "a"))
+
+
+async def test_a_turn_whose_acceptance_is_committed_after_its_client_was_told_to_send_it_again_ends(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit may take longer than a minute: a disk stalls, or a standby that has to confirm it is away. The turn was
+    queued for ever, at a proxy that did not know it."""
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+    async with cluster(postgres_url, tmp_path, 1) as (one,):
+        await one.chat("zero")
+        with psycopg.connect(postgres_url, autocommit=True) as conn:
+            conn.execute(SLOW)
+            conn.execute("SELECT pg_advisory_lock(1)")
+            failed = await one.chat("one")
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "store_unavailable")
+            await until(lambda: not one.engine._ends.waiting)
+            assert [turn.status for turn in await one.turns()] == ["completed"]
+            conn.execute("SELECT pg_advisory_unlock(1)")
+
+            async def is_ended() -> bool:
+                return [turn.status for turn in await one.turns()] == ["completed", "cancelled"]
+
+            await until(is_ended)
+            conn.execute("DROP TRIGGER slow ON turns")
+        assert said(await one.chat("one")) == "You said: one (2)"
+        assert one.asked == [["zero"], ["zero", "one"]]
