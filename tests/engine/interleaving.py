@@ -137,7 +137,8 @@ class Client:
     world: World
     name: str
     has: list[str] = field(default_factory=list)
-    began: set[str] = field(default_factory=set)  # the turns that its requests began
+    asked_for: set[str] = field(default_factory=set)  # the turns of all its requests
+    began: set[str] = field(default_factory=set)  # those of them that it did not share with an earlier request
     failed: list[str] = field(default_factory=list)
     says: str = ""  # equal for clients whose equal words are one request
 
@@ -162,8 +163,7 @@ class Client:
     async def _asked_here(self, engine: Engine, asked: Any, *, leaves: bool) -> str | None:
         left = self.world.event(f"{self.name} leaves", possible=leaves)
         answer = await engine.submit(asked, left.is_set)
-        if not answer.replayed:
-            self.began.add(answer.turn_id)
+        self._is_answered_by(answer)
         try:
             waiting = self.world.own(answer.turn())
             gone = self.world.own(left.wait())
@@ -183,6 +183,11 @@ class Client:
             self.world.over(f"{self.name} leaves")
             answer.leave()
 
+    def _is_answered_by(self, answer: Answer) -> None:
+        self.asked_for.add(answer.turn_id)
+        if not answer.replayed:
+            self.began.add(answer.turn_id)
+
     async def _forwarded(self, engine: Engine, via: Engine, asked: Any, *, leaves: bool, lost: bool) -> str | None:
         """As `http.relay` does it, whose own tests go over sockets. The client `leaves`, or the line is `lost`, at any
         step; then the forwarding proxy gives up. The other proxy may see that late or never."""
@@ -197,8 +202,7 @@ class Client:
             answer: Answer | None = None
             try:
                 answer = await engine.submit(asked, closed.is_set)
-                if not answer.replayed:
-                    self.began.add(answer.turn_id)
+                self._is_answered_by(answer)
                 accepted.append(True)
                 waiting, gone = self.world.own(answer.turn()), world.own(closed.wait())
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
