@@ -80,6 +80,8 @@ def like_macos(set_: Set = setattr, delete: Delete = delattr) -> None:
     _hook()
     set_(machine, "SYSTEM", "macos")
     set_(sys.modules[__name__], "hides_linux", True)
+    if hasattr(os, "process_cpu_count"):  # of Python 3.13; on Linux it asks for what is taken away below
+        set_(os, "process_cpu_count", os.cpu_count)
     for owner, name in ((time, "CLOCK_BOOTTIME"), (os, "sched_getaffinity")):
         if hasattr(owner, name):
             delete(owner, name)

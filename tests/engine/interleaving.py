@@ -322,6 +322,7 @@ class World:
             for engine in self.engines:
                 self.loop.run_until_complete(engine.stop())
             self.memory.conn.close()
+            self.memory.conn.engine.dispose()  # its pool keeps the driver's connection
             self.loop.close()
             asyncio.set_event_loop(None)
 

@@ -52,6 +52,26 @@ async def test_a_hostile_prompt_stays_text(browser: Browser, tmp_path: Path) -> 
             assert await page.title() == f"{HOSTILE} · cli_session_proxy"
 
 
+async def test_a_name_that_changes_the_direction_of_text_changes_no_words_beside_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    name = "ab\u202ecd\u2067ef\u0085"
+    settings = store_only(tmp_path)
+    open_to_others = """() => [...document.querySelectorAll("body *")].filter((one) =>
+        [...one.childNodes].some((text) => text.nodeType === Node.TEXT_NODE && text.data.trim())
+        && getComputedStyle(one).unicodeBidi !== "isolate").map((one) => one.outerHTML)"""
+    async with running(settings) as engine, serving(engine, settings) as url:
+        await imported(engine, await an_agent(engine, name), [(name, name)])
+        async with page_of(browser, url) as page:
+            await expect(page.locator("#chains .name")).to_have_text(name)
+            assert await page.evaluate(open_to_others) == []
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain h1")).to_have_text(name)
+            await page.locator("#chain .row").click()
+            await expect(page.locator("#turn .said .text").first).to_have_text(name)
+            assert await page.evaluate(open_to_others) == []
+
+
 async def test_the_files_allow_nothing_inline_and_nothing_from_elsewhere(tmp_path: Path) -> None:
     settings = store_only(tmp_path)
     async with (

@@ -122,13 +122,13 @@ async def test_a_login_that_made_others_wait_is_left_alone_by_them_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs that held their folders now and then delayed each turn of the others by up to two seconds."""
-    monkeypatch.setattr(login, "WAIT", POLL)
-    monkeypatch.setattr(login, "WAIT_FOR_ONE", POLL)
     (tmp_path / login.FILE).write_text('{"claudeAiOauth": {}}')
     logins, state = login.Logins(tmp_path, tmp_path), login._state
     one, other = (tmp_path / "confined" / name for name in ("one", "other"))
     for private in (one, other):
         await logins.exchange(private, give=True)
+    monkeypatch.setattr(login, "WAIT", POLL)
+    monkeypatch.setattr(login, "WAIT_FOR_ONE", 0.0)  # it waits for however short a time
     released, looked = threading.Event(), list[Path]()
 
     def looking(path: Path) -> tuple[int, ...] | None:

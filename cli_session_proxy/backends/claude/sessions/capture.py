@@ -28,7 +28,7 @@ from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry, Parsed, Reader, Scribe, mending
-from ..transcript.entries import MAX_BYTES, TooMuchAppended, contents
+from ..transcript.entries import MAX_BYTES, TooMuchAppended, parse_file
 from ..transcript.mending import Head
 from . import composing, paths
 from .exchanges import exchanges, is_prompt
@@ -362,7 +362,7 @@ def records_after_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None)
 def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
     """The records that the turn added, read from the whole file."""
     try:
-        parsed = transcript.parse(contents(path))
+        parsed = parse_file(path)
     except (OSError, SessionBusy):  # the answer is complete: its records are made from the frames
         return []
     if outcome.session_id != ready.session.id:
@@ -376,7 +376,7 @@ def _continued_path(path: str, ready: LiveSession, known: Sequence[Entry], outco
     A CLI writes records whose parent is the last one that it loaded, or a copy of everything that it loaded.
     """
     try:
-        parsed = transcript.parse(contents(path))
+        parsed = parse_file(path)
     except (OSError, SessionBusy):
         return True
     if not known:

@@ -14,7 +14,7 @@ from ....stores.base import KeptTurn, Store
 from ....tasks import in_thread_at
 from .. import transcript
 from ..transcript import Parsed, files
-from ..transcript.entries import contents
+from ..transcript.entries import parse_file
 from . import paths
 from .capture import is_damaged, up_to_end_of_turn
 from .exchanges import TranscriptExchange, has_invented_result
@@ -91,7 +91,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
     """The turn's exchange in this transcript, if it is complete and follows these records (`known`: the path to its
     parent)."""
     try:
-        parsed = transcript.parse(contents(path), sum(len(entry.line) for entry in known.entries))
+        parsed = parse_file(path, sum(len(entry.line) for entry in known.entries))
     except OSError:
         return None
     is_copy = path.stem != turn.session_id

@@ -43,7 +43,7 @@ async def adoptable(store: Store, agent: Agent, parent: Turn, verdict: FileVerdi
         return ()
     found: list[Entry] = []
     leaf = verdict.leaf
-    known = {entry.uuid for entry in (await paths.parsed(await paths.shown(store, parent.id))).path}
+    known = {record.uuid for record in await paths.shown(store, parent.id)}
     for exchange in exchanges(verdict.tail):
         path = exchange.path
         uuids = {entry.uuid for entry in path}

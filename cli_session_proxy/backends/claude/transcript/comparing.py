@@ -16,7 +16,19 @@ from typing import Literal
 
 from ....domain.limits import values_in
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, end_of_copy, mark_of, opened, parse, parse_records, read_whole, too_much, unbroken
+from .entries import (
+    Entry,
+    Parsed,
+    end_of_copy,
+    mark_of,
+    most_bytes,
+    opened,
+    parse,
+    parse_records,
+    read_whole,
+    too_much,
+    unbroken,
+)
 from .loading import KNOWN, as_loaded
 
 # The most records after the path that are read. They take 50 ms of the event loop; a person hardly adds so many.
@@ -67,7 +79,11 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
     try:
         with opened(path) as file:
             stat = os.fstat(file.fileno())
-            data = read_whole(file, path)
+            if mark is None and expected is None:
+                return None
+            known = sum(len(record.line) for record in expected or ())
+            most = most_bytes(max(4 * known, 0 if mark is None else mark.size))
+            data = read_whole(file, path, most=most)
         if mark is not None and len(data) >= mark.size and _sha(memoryview(data)[: mark.size]) == mark.sha256:
             added = parse(data[mark.size :])
             if added.follows(mark.leaf):
@@ -77,7 +93,7 @@ def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) 
         if expected is None:
             return None
         chain = parse_records(expected).path
-        parsed = parse(data, sum(len(record.line) for record in expected))
+        parsed = parse(data, known)
         unknown_types = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
         verdict = _compared(as_loaded(chain), as_loaded(parsed.path), parsed, stat, data)
         leaf = _leaf(chain)

@@ -161,11 +161,21 @@ MORE_LINES, BYTES_A_LINE = 200_000, 256
 MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
 
 
+def most_bytes(known: int) -> int:
+    """The size of the largest transcript that is read, if this many bytes of it are known."""
+    return min(MAX_BYTES, MORE_BYTES + known)
+
+
+def parse_file(path: Path | str, known: int = 0) -> Parsed:
+    """The same as `parse` for a whole file. One that is too large is refused before it is read."""
+    return parse(contents(path, most=most_bytes(4 * known)), known)
+
+
 def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     """Parse a transcript, or a tail of one. `known`: how many characters of it the chain has. `rewound`: uuids of
     records to skip with their descendants, even if the CLI has not noted the rewind yet. Raises OSError if there is
     much more data than `known`, `SessionBusy` if others are being read for long (see `at_once`)."""
-    if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
+    if len(data) > most_bytes(4 * known):  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
     most_values = limits.most_values(data)
@@ -351,8 +361,9 @@ def contents(path: Path | str, *, most: int = MAX_BYTES) -> bytes:
 
 
 def read_whole(file: BinaryIO, path: Path | str, *, most: int = MAX_BYTES) -> bytes:
-    """The bytes of this open file. Raises OSError if it has grown too large since it was opened: an agent could let it
-    grow while it is read, until there is no more memory."""
+    """The bytes of this open file. Raises OSError if it is too large, or grows too large meanwhile: an agent could let
+    it grow while it is read, until there is no more memory."""
+    _check(os.fstat(file.fileno()), path, most)
     data = file.read(most + 1)
     if len(data) > most:
         raise _too_large(path, most)

@@ -94,7 +94,7 @@ export class Asked {
     this.known = new Set(asked.map((one) => one.id));
     this.place.hidden = !asked.length;
     fill(this.place, `${count(asked.length, "tool")} ${asked.length === 1 ? "waits" : "wait"} for your approval: `,
-      ...asked.flatMap((one) => [h("a", { href: `#/${encodeURIComponent(one.agent_id)}` }, `${one.tool} in ${one.agent_id}`), " "]), notifier());
+      ...asked.flatMap((one) => [h("a", { href: `#/${encodeURIComponent(one.agent_id)}` }, h("span", null, one.tool), " in ", h("span", null, one.agent_id)), " "]), notifier());
     this.onCount(asked.length);
     if (document.hidden && fresh.length && "Notification" in window && Notification.permission === "granted") {
       new Notification(`${fresh[0].tool} waits for your approval`, { body: `in ${fresh[0].agent_id}`, tag: "cli-session-proxy-approval" });

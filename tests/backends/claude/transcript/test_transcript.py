@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -483,6 +484,26 @@ def test_more_bytes_than_can_be_read_are_unreadable_unless_the_chain_knows_them(
     assert verdict is not None
     assert verdict.found == "unreadable"
     assert Reader.after(path, mark).appended() is None
+
+
+def test_more_bytes_than_can_be_read_are_refused_before_they_are(tmp_path: Path) -> None:
+    """300 MB took 572 MB of memory, and their copy held every thread up."""
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(20)
+    mark = transcript.write(path, records, SESSION)
+    os.truncate(path, 300 * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        for by_mark, known in ((mark, None), (None, None), (None, records), (mark, records)):
+            verdict = transcript.check(path, by_mark, known)
+            found = None if by_mark is None and known is None else "unreadable"
+            assert (verdict and verdict.found) == found
+        assert tracemalloc.get_traced_memory()[1] < 10 * 1024 * 1024
+        with pytest.raises(OSError, match="larger"):
+            entries.parse_file(path, sum(len(record.line) for record in records))
+        assert tracemalloc.get_traced_memory()[1] < 10 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 def test_more_records_than_are_looked_at_behind_the_path_are_unreadable(
