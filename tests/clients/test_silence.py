@@ -67,8 +67,8 @@ async def silent_model(
     silences: list[Silence] = []
     write = answers.Client.write
 
-    async def written(client: answers.Client, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
-        await write(client, data, headers, last=last)
+    async def written(client: answers.Client, data: bytes, headers: dict[str, str], **how: bool) -> None:
+        await write(client, data, headers, **how)
         for silence in silences:
             silence.sign()
 

@@ -81,7 +81,7 @@ async def test_a_long_transcript_that_cannot_be_read_yet_is_left_alone_and_later
     place = at_once.Place()
     score = await talk.probe()
     assert score.refused == "session_busy"
-    assert talk.transcript.read_bytes() == before
+    assert talk.transcript.read_bytes().startswith(before)  # the CLI that has ended may have written its last notes
     del place
     score = await talk.probe()
     assert score.whole, score

@@ -14,7 +14,7 @@ from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, has_invented_result
 from cli_session_proxy.backends.claude.sessions.tails import adoptable
 from cli_session_proxy.commands import verifying
-from cli_session_proxy.domain.models import Agent, Message, Turn
+from cli_session_proxy.domain.models import Agent, Message, Record, Turn
 from cli_session_proxy.settings import Settings
 from turnfault.provider.script import ToolUse
 from turnfault.provider.upstream import Upstream
@@ -192,6 +192,9 @@ async def test_leftovers_of_killed_turns_are_notes_of_verify(
 
 class NoFrames:
     """A store in which nothing was sent by us."""
+
+    async def records(self, turn_id: str) -> list[Record]:
+        return []
 
     async def own_frames(self, agent_key: int, uuids: list[str]) -> set[str]:
         return set()

@@ -14,7 +14,7 @@ import pytest
 from cli_session_proxy.backends.claude.process.parameters import Takes, fields_of
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import composing
-from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
+from cli_session_proxy.backends.claude.transcript import Parsed, Scribe, parse_records
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn, TurnOptions
 from cli_session_proxy.domain.options import Parameters
@@ -132,14 +132,14 @@ async def test_an_empty_answer_whose_records_were_not_written_yet_leaves_no_word
 ) -> None:
     """Behind a prompt without an answer a CLI that resumes puts "No response requested."."""
 
-    def not_there_yet(path: Path) -> bytes:
+    def not_there_yet(path: Path) -> Parsed:
         raise FileNotFoundError(path)
 
     upstream.when("call", Reply([*CALL.content], stop_reason="max_tokens"))  # type: ignore[misc]
     upstream.when("both", Reply([{"type": "text", "text": "I"}, *CALL.content], stop_reason="max_tokens"))  # type: ignore[misc]
     async with running(make_settings(claude_bin=claude_2)) as engine:
         with monkeypatch.context() as patched:
-            patched.setattr("cli_session_proxy.backends.claude.sessions.capture.contents", not_there_yet)
+            patched.setattr("cli_session_proxy.backends.claude.sessions.capture.parse_file", not_there_yet)
             cut = await ask(engine, "call", tools=TOOLS)
         await ask(engine, "both", tools=TOOLS)
         await ask(engine, "list", tools=TOOLS)
