@@ -141,7 +141,7 @@ class Ends:
             observer.turn_ended(turn, (), end.requested, end.at)
 
     async def _end_when_it_comes(self, end: _End) -> None:
-        """Nobody would run it: it would be queued until this proxy ends."""
+        """End the turn when the store has it: nobody would run it, and it would be queued until this proxy ends."""
         pause, waited = RETRY_INTERVAL, 0.0
         while waited < LATEST_COMMIT:
             await asyncio.sleep(pause)

@@ -702,7 +702,7 @@ class Engine:
         waiting.add_done_callback(self._forwarded.discard)
 
     async def noted(self, turn_id: str | None, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the function that stores what became of an answer. Who looks at the turn meanwhile waits for it."""
+        """Run the function that stores what became of an answer. `delivery_stored` waits until it has ended."""
         if turn_id is None:
             await note()
         else:
@@ -722,7 +722,7 @@ class Engine:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     async def has_been_handed(self, turn_id: str) -> bool:
-        """Whether this proxy delivers the answer of this turn, as far as the store knows and is there."""
+        """Whether the store says that this proxy delivers the turn's answer. False if it is not available."""
         with contextlib.suppress(StoreUnavailable):
             turn = await self.store.turn(turn_id)
             return turn is not None and turn.instance == self.instance_id
