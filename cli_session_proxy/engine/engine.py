@@ -135,7 +135,8 @@ class Engine:
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
         self._cancelled_elsewhere: dict[str, CancelledBy] = {}  # turns of other proxies, until they end
-        self._acceptance_locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
+        # By agent, and by the fingerprint of requests.
+        self._acceptance_locks: WeakValueDictionary[int | str, asyncio.Lock] = WeakValueDictionary()
         self._running = 0  # turns that have a slot
         self._forwarded: set[asyncio.Task[Any]] = set()  # see `forwarded`
         self.ready = self._stopped = False
@@ -356,7 +357,7 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        accepting = self._tasks.own(self._accept(request, has_left))
+        accepting = self._tasks.own(self._accept_alone(request, has_left))
         try:
             return await asyncio.shield(accepting)
         except Elsewhere as there:
@@ -365,6 +366,14 @@ class Engine:
         except asyncio.CancelledError:
             accepting.add_done_callback(leave_accepted)
             raise
+
+    async def _accept_alone(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
+        """Accept no two equal requests of an agent at once: one that repeats the other would not find its turn, and
+        double it. A client that has left may be faster than the proxy that forwarded its request."""
+        if request.agent_id is None:  # many questions are alike, and wait for no others
+            return await self._accept(request, has_left)
+        async with self._acceptance_locks.setdefault(request.fingerprint, asyncio.Lock()):
+            return await self._accept(request, has_left)
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         passed_over: Turn | None = None

@@ -255,6 +255,35 @@ async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_s
         assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
 
 
+@pytest.mark.parametrize("at", [0, 2], ids=["where it runs", "at a third one"])
+async def test_who_left_before_its_request_was_accepted_elsewhere_and_says_the_same_again_has_said_it_once(
+    at: int, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request looked for the turn of the first while that was being stored, and became one of its own."""
+    monkeypatch.setattr(Incoming, "left", never)
+    async with cluster(postgres_url, tmp_path, 3, disconnect_grace=30.0) as proxies:
+        one, two, _ = proxies
+        await one.chat("zero")
+        accept, stores, goes_on = one.store.accept, asyncio.Event(), asyncio.Event()
+
+        async def slow(*given: Any, **how: Any) -> Any:
+            stores.set()
+            await goes_on.wait()
+            return await accept(*given, **how)
+
+        monkeypatch.setattr(one.store, "accept", slow)
+        client = Client(two.settings.port, proxies[at].settings.port, stream=False)
+        client.first.say()
+        await stores.wait()
+        client.leave_and_say_it_again()
+        await until(lambda: any(lock._waiters for lock in one.engine._acceptance_locks.values()))
+        goes_on.set()
+        assert b"200 OK" in await client.second.answer()
+        await until(lambda: not any(host.engine.progress() for host in proxies))
+        client.second.socket.close()
+        assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
+
+
 async def silent(*_: object) -> bool:
     return False
 
