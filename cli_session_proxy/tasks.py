@@ -79,21 +79,27 @@ async def in_thread_at(folder: Path, function: Callable[..., T], *arguments: Any
     context = copy_context()  # what it logs tells its request
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-
-    def run() -> None:
-        try:
-            done.set_result(context.run(function, *arguments))
-        except BaseException as exc:  # noqa: BLE001 - its caller gets it
-            done.set_exception(exc)
-
     try:
-        Thread(target=run, name="folder", daemon=True).start()
+        Thread(target=_run, args=(done, context.run, function, *arguments), name="folder", daemon=True).start()
     except BaseException:  # the system has no more threads
         lock.release()
         raise
     work = asyncio.wrap_future(done)
     work.add_done_callback(lambda _: lock.release())
-    return await asyncio.shield(work)
+    try:
+        return await asyncio.shield(work)
+    finally:
+        del done, work  # see `_run`
+
+
+def _run(done: Future[T], function: Callable[..., T], *arguments: Any) -> None:
+    try:
+        done.set_result(function(*arguments))
+    except BaseException as exc:  # noqa: BLE001 - its caller gets it
+        done.set_exception(exc)
+        # The exception has this frame, which must not have the exception. Else what it has read stays in memory, and
+        # has its place (`transcript.at_once`), until a collection, which is rare.
+        del done
 
 
 def works_at(folder: Path) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,29 @@ asyncio.run(main())
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
+
+
+async def test_what_failed_in_a_folder_keeps_nothing_in_memory(tmp_path: Path) -> None:
+    """An agent's program added to a transcript while its CLI loaded it. What was read of it stayed in memory, and with
+    it the one place for very long transcripts: all other agents with such a transcript got 409 from then on."""
+
+    class Read:
+        pass
+
+    kept: list[weakref.ref[Read]] = []
+
+    def look() -> None:
+        read = Read()
+        kept.append(weakref.ref(read))
+        raise OSError(f"{read}")
+
+    gc.disable()  # a proxy collects rarely
+    try:
+        with suppress(OSError):
+            await in_thread_at(tmp_path, look)
+        await until(lambda: [one() for one in kept] == [None])
+    finally:
+        gc.enable()
 
 
 async def test_one_thread_is_at_work_in_a_folder_also_if_its_caller_was_cancelled(tmp_path: Path) -> None:

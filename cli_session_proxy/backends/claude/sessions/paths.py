@@ -20,9 +20,35 @@ SHORT = 64 * 1024
 async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:
     """The records of the path to this turn, after these additional decisions; none without a turn."""
     records = [*(await store.records(turn_id) if turn_id is not None else ()), *decisions]
+    uuids = [record.uuid for record in records if record.uuid is not None]
+    if len(set(uuids)) < len(uuids):
+        records = await asyncio.to_thread(_named_once, records)
     if not any(map(mending.is_mark, records)):
         return records
     return await asyncio.to_thread(mending.shown, records)
+
+
+def _named_once(records: Sequence[Record]) -> list[Record]:
+    """Without records whose uuid one before has: an agent's shell wrote them during a turn. Their children get the
+    record before as parent."""
+    seen: set[str | None] = {None}
+    instead: dict[str | None, str | None] = {}
+    out: list[Record] = []
+    for record in records:
+        is_first = record.uuid not in seen or record.uuid is None
+        seen.add(record.uuid)
+        if is_first and not instead:
+            out.append(record)
+            continue
+        [entry] = transcript.parse_records([record]).entries
+        if not is_first:
+            if entry.in_conversation:
+                instead[entry.uuid] = instead.get(entry.parent, entry.parent)
+        elif entry.parent in instead:
+            out.append(entry.with_parent(instead[entry.parent]).record())
+        else:
+            out.append(record)
+    return out
 
 
 async def parsed(records: Sequence[Record]) -> transcript.Parsed:

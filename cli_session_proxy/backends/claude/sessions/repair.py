@@ -30,7 +30,7 @@ from ..process import running
 from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
 from ..transcript import Entry, FileVerdict, Loading, files
-from ..transcript.entries import contents
+from ..transcript.entries import contents, names_twice
 from . import paths, tails
 from .exchanges import exchanges, is_prompt
 
@@ -409,12 +409,12 @@ class Repairs:
 def _is_loaded_whole(path: Path, form: Loading) -> bool:
     """Whether a CLI loads this transcript, which was just read, completely as it is.
 
-    False after rewinds: 2.1.330 follows its own notes of them, but not if one of those turns was compacted. False also
-    with records of unknown types: 2.1.330 skips them if the turns are close in time, but stops at them if they are
-    seconds apart.
+    False if two records have one uuid. False after rewinds: 2.1.330 follows its own notes of them, but not if one of
+    those turns was compacted. False also with records of unknown types: 2.1.330 skips them if the turns are close in
+    time, but stops at them if they are seconds apart.
     """
     data = contents(path)
-    if transcript.REWOUND in data:
+    if transcript.REWOUND in data or names_twice(data):
         return False
     if any(map(transcript.is_of_unknown_kind, data.decode("latin-1").split("\n"))):
         return False

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         data = self.data
-        named = "uuid" in data and "parentUuid" in data
+        named = "uuid" in data
         self.kind = str(data.get("type", ""))
         shape = MESSAGE if self.kind in ("user", "assistant") else RECORD
         self.sound = not self.line.startswith(OWN_LINE) and (not named or shape.isinstance_python(data))
@@ -131,8 +132,8 @@ class Cut(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """A parsed transcript, or a tail of one. `entries`: without rewound ones. `path`: those of them on the path.
-    `broken`: how many lines are no JSON (e.g. a cut last line), too deep or invalid. `cut`: a rewind to a record before
-    these lines."""
+    `broken`: how many lines are no JSON (e.g. a cut last line), too deep, invalid, or have the uuid of one before.
+    `cut`: a rewind to a record before these lines."""
 
     entries: tuple[Entry, ...]
     path: list[Entry]
@@ -182,6 +183,7 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     dense = most_values > values
     place = Place() if most_values > MANY_VALUES else None
     entries: list[Entry] = []
+    uuids: set[str] = set()
     broken = 0
     for raw in io.BytesIO(data):
         lines -= 1
@@ -199,14 +201,39 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
         except ValueError:
             broken += 1
             continue
-        if isinstance(value, dict) and (entry := Entry(line, value)).sound:
-            entries.append(entry)
-        else:
+        if not isinstance(value, dict) or not (entry := Entry(line, value)).sound or entry.uuid in uuids:
             broken += 1
+            continue
+        entries.append(entry)
+        if entry.uuid is not None:
+            uuids.add(entry.uuid)
     cut: Cut | None = None
     if rewound or any(entry.rewinds for entry in entries if entry.kind == _REWIND_NOTE):
         entries, cut = _without_rewound(entries, rewound)
     return Parsed(tuple(entries), conversation_of(entries), broken, cut, place)
+
+
+# A name as a CLI writes it, or what begins like one; and letters in a form that no CLI writes.
+_NAME_SIZE = 2048  # bytes of the longest valid one, with all of its letters escaped
+_NAME, _ESCAPED = re.compile(rb'"uuid"(:"[^"\\]*")?'), re.compile(rb"(?<!\\)(\\+)u00[2-7]")
+
+
+def names_twice(data: bytes) -> bool:
+    """Whether two records of a transcript have one uuid. Each CLI then loads the last of them, also one that says that
+    it is a sub-agent's (run on 1.0.120 and 2.1.332). Parses only what may be such a transcript. True, too, if it holds
+    too much to be parsed."""
+    names: set[bytes] = set()
+    # A search in a whole line of a hundred megabytes would block the interpreter for seconds.
+    pieces = ((line, at, at + CHUNK + _NAME_SIZE) for line in io.BytesIO(data) for at in range(0, len(line), CHUNK))
+    for piece in pieces:
+        found = _NAME.findall(*piece)
+        if b"" in found or not names.isdisjoint(found) or any(len(one) % 2 for one in _ESCAPED.findall(*piece)):
+            try:
+                return parse(data, len(data)).broken > 0
+            except OSError:
+                return True
+        names.update(found)
+    return False
 
 
 def _without_rewound(entries: Sequence[Entry], rewound: Collection[str]) -> tuple[list[Entry], Cut | None]:
@@ -516,8 +543,12 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     if got is None or (now := got[1].mark) is None:
         raise TranscriptChanged("another_file")
     added, reader = got
-    if added.path or added.broken or not added.follows(mark.leaf):
-        raise TranscriptChanged("records")
+    has_names = any(entry.uuid is not None for entry in added.entries)
+    try:
+        if has_names or added.broken or not added.follows(mark.leaf) or names_twice(contents(path)):
+            raise TranscriptChanged("records")
+    except OSError as exc:
+        raise TranscriptChanged("gone") from exc
     same_file_state = replace(now, sha256=mark.sha256, leaf=mark.leaf) == mark  # its size, times and identity
     if now.size == mark.size and not lenient and not same_file_state and not is_touched_by_cli(now, mark):
         raise TranscriptChanged("touched")

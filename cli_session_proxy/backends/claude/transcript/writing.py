@@ -65,7 +65,12 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
     Returns the mark of the new file. `form`: how the CLI loads a transcript. No process may have the file open.
     """
     put_back(checked(path).parent, records)
-    records = [record for record in records if not is_file(record)]
+    # A CLI loads a record without a parent, too: a line that is no record for us has to be none for it.
+    records = [
+        record
+        for record in records
+        if not is_file(record) and (record.uuid is not None or "uuid" not in json.loads(record.line))
+    ]
     if form != NEWEST or any(record.uuid and is_of_unknown_kind(record.line) for record in records):
         records = [entry.record() for entry in form.form(parse_records(records).entries)]
     lines: Iterable[str] = (with_session_id(record.line, session_id) for record in records)

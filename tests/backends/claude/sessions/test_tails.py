@@ -11,9 +11,10 @@ from uuid import UUID
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions import paths
 from cli_session_proxy.backends.claude.sessions.tails import Origin, origin
 from cli_session_proxy.backends.claude.transcript import Scribe
-from cli_session_proxy.domain.models import Agent, Block, Message
+from cli_session_proxy.domain.models import Agent, Block, Message, Record
 from cli_session_proxy.stores.base import Store
 from turnfault.provider.upstream import Upstream
 
@@ -91,3 +92,34 @@ async def test_a_record_that_is_there_again_is_not_taken_for_an_exchange_of_a_pe
         assert agent.head is not None
         kept = [json.loads(record.line).get("uuid") for record in await engine.store.records(agent.head)]
     assert kept.count(again["uuid"]) == 1
+
+
+class Kept:
+    """A store whose path has these records."""
+
+    def __init__(self, *records: Record) -> None:
+        self._records = records
+
+    async def records(self, turn_id: str) -> tuple[Record, ...]:
+        return self._records
+
+
+async def test_a_uuid_that_a_turn_has_used_again_is_written_once(tmp_path: Path) -> None:
+    """An agent's shell can add such records during a turn. A CLI loads the last one of a uuid: it forgot what was
+    between, or followed its parents without end, each time it was started for this agent."""
+    scribe = Scribe(SESSION, tmp_path, "2.1.332", 1_790_000_000.0)
+    first, last = (scribe.record(Message(role, (WORDS,)), "sonnet") for role in ("user", "assistant"))
+    again = json.loads(first.line) | {"parentUuid": last.uuid}
+    beside, note = again | {"isSidechain": True}, again | {"type": "system"}
+    del note["parentUuid"]
+    child = json.loads(last.line) | {"uuid": ANOTHER, "parentUuid": first.uuid}
+    forged = [Record(json.dumps(again), first.uuid), Record(json.dumps(beside), first.uuid), Record(json.dumps(note))]
+    kept = Kept(first, last, *forged, Record(json.dumps(child), ANOTHER))
+    shown = await paths.shown(cast(Store, kept), "turn")
+    file = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(file, shown, SESSION)
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(record["uuid"], record["parentUuid"]) for record in written] == [
+        (first.uuid, None), (last.uuid, first.uuid), (ANOTHER, last.uuid)
+    ]  # fmt: skip
+    transcript.reread(file, mark)

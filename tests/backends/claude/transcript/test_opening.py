@@ -173,7 +173,8 @@ async def test_such_an_entry_in_the_register_of_sessions_is_passed_over(make: Ma
 def test_a_line_that_nests_too_deep_is_a_broken_one_and_the_others_are_read(levels: int) -> None:
     deep = '{"a":' * levels + "1" + "}" * levels
     good = '{"uuid":"u","parentUuid":null,"type":"user","message":{"role":"user","content":"hello"}}'
-    parsed = transcript.parse(f"{good}\n{deep}\n{good}\n".encode())
+    other = good.replace('"u"', '"v"')
+    parsed = transcript.parse(f"{good}\n{deep}\n{other}\n".encode())
     assert (len(parsed.entries), parsed.broken) == (2, 1)
 
 

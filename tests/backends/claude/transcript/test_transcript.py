@@ -90,6 +90,12 @@ def _overwrite(path: Path) -> None:
         file.write(data.replace(b"question 0", b"question X"))
 
 
+def _append_of_a_sub_agent(path: Path) -> None:
+    line = _exchanges(2)[-1].line
+    assert '"isSidechain":false' in line
+    _append(path, line.replace('"isSidechain":false', '"isSidechain":true') + "\n")
+
+
 def _move_away_and_back(path: Path) -> None:
     os.rename(path, path.with_suffix(".away"))
     os.rename(path.with_suffix(".away"), path)
@@ -111,7 +117,11 @@ CHANGES: dict[str, list[Callable[[Path], object]]] = {
     "gone": [lambda path: path.unlink()],
     "another_file": [_replace],
     "content": [_overwrite, lambda path: path.write_text("", encoding="utf-8")],
-    "records": [lambda path: _append(path, _exchanges(1)[0].line + "\n"), lambda path: _append(path, '{"type":')],
+    "records": [
+        lambda path: _append(path, _exchanges(1)[0].line + "\n"),
+        lambda path: _append(path, '{"type":'),
+        _append_of_a_sub_agent,
+    ],
     "touched": [_move_away_and_back, _write_again],
 }
 
