@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.engine.committing import CommitOrder
+from cli_session_proxy.git_memory import git
 from cli_session_proxy.settings import Settings
 from turnfault.provider.script import Reply
 from turnfault.provider.seen import Seen
@@ -96,7 +97,7 @@ async def test_opus_is_told_what_haiku_and_sonnet_tried_and_why_they_failed(
 
 @pytest.mark.full  # what it reads of a squash merge: test_reading.py
 async def test_the_same_from_the_repository_alone_over_a_squash_merge(
-    settings: Settings, upstream: Upstream, repo: Repo, tmp_path: Path
+    settings: Settings, upstream: Upstream, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await attempts(settings, upstream)
     repo("checkout", "--quiet", "main")
@@ -110,6 +111,7 @@ async def test_the_same_from_the_repository_alone_over_a_squash_merge(
     for lost in (settings.var, settings.claude_config_dir, repo.path):
         shutil.rmtree(lost)
     clone.rename(repo.path)
+    monkeypatch.setattr(git, "_first_used", {})  # as after a restart
     async with running(settings) as engine:
         await ask(engine, "make the login test pass", agent="opus", model="opus")
     assert told(upstream.requests[-1]) == EVERYTHING
