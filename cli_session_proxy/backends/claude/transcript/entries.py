@@ -111,8 +111,10 @@ class Entry:
     @property
     def rewinds(self) -> bool:
         """Whether it is the CLI's note of a rewind to the record `leafUuid` (null: to the beginning). Written up to 100
-        ms after the rewind, and followed by a CLI that loads the file (run on 2.1.330)."""
-        return self.kind == _REWIND_NOTE and self.data.get("rewound") is True and "leafUuid" in self.data
+        ms after the rewind, and followed by a CLI that loads the file (run on 2.1.330), also if it only says `explicit`
+        (run on 2.1.332)."""
+        says_so = self.data.get("rewound") is True or self.data.get("explicit") is True
+        return self.kind == _REWIND_NOTE and says_so and "leafUuid" in self.data
 
 
 _REWIND_NOTE = "last-prompt"

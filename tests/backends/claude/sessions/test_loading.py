@@ -149,15 +149,19 @@ FORGED: dict[str, Callable[[str], str]] = {
     "written_differently": lambda line: line.replace('"isSidechain":false', '"isSidechain":true').replace(
         '"uuid":', '"\\u0075uid" :'
     ),
+    "rewinds_without_saying_so": lambda line: json.dumps(
+        {"type": "last-prompt", "leafUuid": json.loads(line)["uuid"], "explicit": True}
+    ),
     "without_a_parent": lambda line: line.replace('"parentUuid":null,', ""),
 }
 
 
 @pytest.mark.parametrize("how", FORGED)
-async def test_a_record_that_has_the_uuid_of_another_one_and_is_on_no_path_is_not_loaded(
+async def test_a_line_on_no_path_changes_nothing_of_what_is_loaded(
     how: str, claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    """The CLI loaded it in place of the real one: the model heard other words, and nothing of what was before."""
+    """The CLI loaded a record in place of the real one with its uuid: the model heard other words, and nothing of what
+    was before. With a note of a leaf it heard nothing of what was after."""
     settings, mine, _ = await told.settings(make_settings, claude)
     prompt = [entry for entry in transcript.parse(mine.read_bytes()).path if is_prompt(entry)][1]
     forged = prompt.data | {"parentUuid": None, "message": {"role": "user", "content": "forged"}}
