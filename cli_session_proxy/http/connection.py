@@ -231,7 +231,7 @@ class Connection(HttpToolsProtocol):
         self.flow = Intake(cast(asyncio.Transport, self._corked))
         self._unread_watch = UnreadWatch(self.transport)
         self._waiting = bytearray()
-        self._for_gate = {"is_closed": self._is_closed, "admitted": False}
+        self._for_gate = {"is_closed": self._is_closed, "flush": self._corked.flush, "admitted": False}
         # Without a key, an answer counts as unread once the kernel's buffer is full.
         self.transport.set_write_buffer_limits(high=0)
         self._idle_since = self.loop.time()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..wires.asgi import has_left
+from ..wires.asgi import CLOSED, has_left
 
 # The header of an answer if the hop was refused and nothing was done.
 REFUSED = "x-cluster-refused"
@@ -43,6 +43,12 @@ class Incoming:
     def has_left(self) -> bool:
         """Whether the client has disconnected, by the server or the kernel. Only after the body was read."""
         return has_left(self.outer, self.receive)
+
+    def send_now(self) -> None:
+        """Send what was written in this loop iteration. Sent later, it could come to a client that has left since."""
+        connection = self.outer.get("extensions", {}).get(CLOSED)
+        if connection is not None:
+            connection["flush"]()
 
     def again(self) -> Receive:
         """Gives the received body again, then the rest."""

@@ -381,6 +381,8 @@ class Relay:
                 hop.delivered = False
                 return
             await give({"type": "http.response.body", "body": chunk, "more_body": True})
+            if hop.is_stream:  # the client may have its end before the other proxy ends it
+                hop.incoming.send_now()
             received = at_once(hop.incoming.receive)
             if received is not None and received["type"] == "http.disconnect":  # it left while `send` waited
                 hop.delivered = False

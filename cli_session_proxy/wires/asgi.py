@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 # Seconds for a whole body: a program on this machine that takes longer is stuck.
 BODY_TIMEOUT = 300.0
-# The scope extension with which our server reports whether the client has closed the connection (`is_closed`).
+# The scope extension of our server: whether the client has closed the connection (`is_closed`), and a function that
+# sends now what was written in this loop iteration (`flush`).
 CLOSED = "cli_session_proxy.closed"
 # Bytes that are parsed on the event loop: under 1 ms for text, 10 ms for the worst JSON (2,000 one-letter messages).
 SMALL = 64 * 1024

@@ -284,6 +284,37 @@ async def test_who_left_before_its_request_was_accepted_elsewhere_and_says_the_s
         assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
 
 
+async def test_the_end_of_a_forwarded_stream_is_sent_as_soon_as_its_client_is_seen_there(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that left in the loop's next iteration was sent it nevertheless: it had the answer, and said the same
+    again."""
+    async with cluster(postgres_url, tmp_path, 2) as (one, two):
+        await one.chat("zero")
+        client = Connection(two.settings.port, stream=True)
+        has_left, received, seen = Incoming.has_left, bytearray(), b""
+
+        def receive() -> bytearray:
+            client.socket.setblocking(False)
+            with suppress(BlockingIOError):
+                received.extend(client.socket.recv(64 * 1024))
+            return received
+
+        def look() -> None:
+            nonlocal seen
+            seen = bytes(receive())
+
+        def looked_at(incoming: Incoming) -> bool:
+            asyncio.get_running_loop().call_soon(look)
+            return has_left(incoming)
+
+        monkeypatch.setattr(Incoming, "has_left", looked_at)
+        client.say()
+        await until(lambda: b"data: [DONE]" in receive())
+        client.socket.close()
+        assert b"data: [DONE]" in seen
+
+
 async def silent(*_: object) -> bool:
     return False
 
