@@ -666,6 +666,11 @@ class Settings(BaseModel):
                     files[Path(value)] = f"models.{name}"
         return {Path(os.path.abspath(path.expanduser())): name for path, name in files.items()}
 
+    def written_inside(self) -> list[Path]:
+        """The folders that confined agents may write, besides their own."""
+        added = (folder for one in self.profiles.values() if one.confined for folder in one.add_dirs)
+        return [Path(os.path.abspath(folder.expanduser())) for folder in added]
+
     def run_unconfined(self) -> dict[Path, str]:
         """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
         that names each."""

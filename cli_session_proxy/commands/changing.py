@@ -92,7 +92,7 @@ async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> J
     place = configured.repo if repo is None else repo
     fix_id = fix_id or configured.fix_id
     if fix_id is None:
-        known = await earlier(place, None, MOST_COUNTED)
+        known = await earlier(place, None, MOST_COUNTED, settings.written_inside())
         fixes: dict[str, int] = {}
         for attempt in known.attempts:
             fixes[attempt.fix_id] = fixes.get(attempt.fix_id, 0) + 1
@@ -101,7 +101,7 @@ async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> J
         fix_id_of(fix_id)
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
-    known = await earlier(place, fix_id, configured.attempts)
+    known = await earlier(place, fix_id, configured.attempts, settings.written_inside())
     attempts = [{**one.trailers, "commit": one.commit, "at": one.at} for one in known.attempts]
     return {"repo": str(place), "fix_id": fix_id, "text": text_of(fix_id, known), "attempts": attempts, "fixes": {}}
 

@@ -145,7 +145,9 @@ async def commit(settings: Settings, store: Store, agent: Agent, order: CommitOr
             param="agent_id",
         )
     fix_id = order.fix_id or fix_of(memory, agent)
-    known = await earlier(memory.repo, fix_id, PREVIOUS)  # first, so that a path without a repository fails at once
+    inside = settings.written_inside()
+    # First, so that a path without a repository fails at once.
+    known = await earlier(memory.repo, fix_id, PREVIOUS, inside)
     summary: Mapping[str, Any] = {}
     if order.by_model:
         outcome = {None: "", "passed": "It passed.", "failed": "It failed."}[order.outcome]
@@ -153,7 +155,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, order: CommitOr
         messages = (*_history(path), Message.user(question.strip()))
         summary = json.loads(await ask(path[-1], messages, SUMMARY))
     attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, order)
-    written = await write(memory.repo, message, note=order.note, options=order.options)
+    written = await write(memory.repo, message, note=order.note, options=order.options, written=inside)
     log.info("attempt_committed", agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=written)
     return Committed(agent.agent_id, fix_id, attempt, written, order.note is not None, message)
 

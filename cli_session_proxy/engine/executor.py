@@ -362,7 +362,7 @@ class Executor:
                 return None
             if not all(turn.evidence.brought is not None for turn in await self.store.path_texts(parent.id)):
                 return None
-        return await recall(memory, attempt.agent)
+        return await recall(memory, attempt.agent, self.settings.written_inside())
 
     async def _prepare(self, attempt: Attempt, job: Job) -> Execution:
         """The exchange, ready to send. Turns that a person added to the session meanwhile are adopted first."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,9 +50,9 @@ class Earlier:
     last_number: int = 0  # the highest known number of an attempt
 
 
-async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
+async def earlier(repo: Path, fix_id: str | None, most: int, written: Iterable[Path] = ()) -> Earlier:
     """At most so many attempts at this fix (None: at any fix). Raises `ConfigError` without a repository."""
-    git = await Repository.opened(repo)
+    git = await Repository.opened(repo, written)
     try:
         if await git.head() is None:
             return Earlier()
@@ -111,11 +111,11 @@ def fix_of(memory: GitMemory, agent: Agent) -> str:
         return f"agent-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-async def recall(memory: GitMemory, agent: Agent) -> Recalled | None:
+async def recall(memory: GitMemory, agent: Agent, written: Iterable[Path]) -> Recalled | None:
     """What an agent is told of earlier attempts at its fix; None if there are no attempts. Raises `ConfigError` if the
     repository cannot be read."""
     fix_id = fix_of(memory, agent)
-    history = await earlier(memory.repo, fix_id, memory.attempts)
+    history = await earlier(memory.repo, fix_id, memory.attempts, written)
     text = text_of(fix_id, history)
     return None if text is None else Recalled(fix_id, tuple(one.commit for one in history.attempts), text)
 
@@ -137,13 +137,15 @@ _NOBODY = {
 }  # fmt: skip
 
 
-async def write(repo: Path, text: str, *, note: str | None = None, options: Sequence[str] = ()) -> str:
+async def write(
+    repo: Path, text: str, *, note: str | None = None, options: Sequence[str] = (), written: Iterable[Path] = ()
+) -> str:
     """Write `text` as a commit, or as a note on the commit that `note` names. Returns the commit's id. `options`: a
     person's, for `git commit`.
 
     Without options the index is committed, even if nothing is staged. Raises `ConfigError` and `InvalidRequest`.
     """
-    git = await Repository.opened(repo)
+    git = await Repository.opened(repo, written)
     try:
         if note is not None:
             return await _write_note(git, text, note)

@@ -99,16 +99,20 @@ class GitFailed(Exception):
 class Repository:
     """One repository, named by a directory in it: a work tree, one of several, or a bare one. Made by `opened`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, written: Iterable[Path] = ()) -> None:
         self.path = path
+        self._written = written
         self._git_variables: dict[str, str] = {}  # environment variables that name its directories
         self._included: list[tuple[Path, int, int]] = []  # files that its configuration includes, as `_check` returns
         self._git_dirs: tuple[tuple[Path, int, int], ...] = ()  # as `_check` returns them
 
     @staticmethod
-    async def opened(path: Path) -> Repository:
-        """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
-        repository = Repository(path)
+    async def opened(path: Path, written: Iterable[Path] = ()) -> Repository:
+        """Raises `ConfigError` without a repository or without git, or if the repository was replaced.
+
+        `written`: folders that confined agents may write. A path in one must not lead out of it.
+        """
+        repository = Repository(path, written)
         try:
             await repository._look(repository._refuse_pipes)
             output = await repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
@@ -207,6 +211,12 @@ class Repository:
         else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
+        # An agent could put a link to another repository on the way. A repository around the folder is no other one.
+        found_at = git_dir if top is None else top
+        for folder in self._written:
+            real = Path(os.path.realpath(folder))
+            if any(map(self.path.is_relative_to, (folder, real))):
+                is_own &= found_at.is_relative_to(real) or real.is_relative_to(found_at)
         odd = None
         if is_own:
             found_odd = (_link_or_pipe(folder / name) for folder in {git_dir, common} for name in _GIT_FILES)

@@ -293,6 +293,31 @@ async def test_a_repository_that_names_itself_a_partial_clone_fetches_and_runs_n
     assert not list((repo.path / ".git" / "objects" / "pack").glob("*"))
 
 
+async def test_a_link_in_a_folder_that_agents_write_leads_to_no_other_repository(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the next process either, which does not know where the path led before."""
+    added, other = tmp_path / "added", Repo(tmp_path / "other")
+    other.commit(attempt(7))
+    repo.commit(attempt(1))
+    added.mkdir()
+    inside = added / "repo"
+    repo.path.rename(inside)
+    assert (await earlier(inside, FIX, 10, (added,))).last_number == 1
+    (tmp_path / "name").symlink_to(inside)  # a person's link elsewhere
+    for path, written in ((tmp_path / "name", added), (inside, inside), (inside, inside / ".git" / "refs")):
+        assert (await earlier(path, FIX, 10, (written,))).last_number == 1
+    inside.rename(added / "aside")
+    inside.symlink_to(other.path)
+    monkeypatch.setattr(git, "_first_used", {})
+    assert (await earlier(inside, FIX, 10)).last_number == 7
+    head = other("rev-parse", "HEAD")
+    for ask in (lambda: earlier(inside, FIX, 10, (added,)), lambda: write(inside, attempt(2), written=(added,))):
+        with pytest.raises(ConfigError, match="not its own"):
+            await ask()
+    assert other("rev-parse", "HEAD") == head
+
+
 async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_path: Path) -> None:
     other = Repo(tmp_path / "other")
     other.commit(attempt(7))
