@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +37,7 @@ class _End:
     at: float
     lease: Lease | None
     requested: Requested | None = None
-    may_come: bool = False  # the store may have the turn later, if it has none now
+    may_come: bool = False  # the store may queue the turn later, if it has not yet
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -45,9 +45,17 @@ class Ends:
     """One per engine. Until the end of a turn is stored, other proxies take the turn for a running one, and wait."""
 
     def __init__(
-        self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer], lease: float
+        self,
+        store: Store,
+        instances: Instances,
+        tasks: Tasks,
+        observers: Sequence[Observer],
+        lease: float,
+        running: Callable[[str], object],
     ) -> None:
+        """`running`: a turn that runs or waits in this proxy, by its id; None for any other."""
         self._lease = lease
+        self._running = running
         self._store = store
         self._instances = instances
         self._tasks = tasks
@@ -88,7 +96,7 @@ class Ends:
         soon as the store can be written: other turns would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
         now = self._instances.now()
-        end = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None, may_come=not attempts)
+        end = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None, may_come=True)
         self.waiting[turn_id] = end
         self._tasks.serve(self._keep_trying())
 
@@ -123,7 +131,7 @@ class Ends:
             if turn is None:
                 # Without the lease, this proxy may only end a turn that is still queued.
                 now = await self._store.turn(end.turn_id)
-                if now is None and end.may_come:
+                if end.may_come and not _has_come(end, now):
                     self._tasks.serve(self._end_when_it_comes(end))
                 if now is None or now.status != "queued":
                     return
@@ -141,15 +149,17 @@ class Ends:
             observer.turn_ended(turn, (), end.requested, end.at)
 
     async def _end_when_it_comes(self, end: _End) -> None:
-        """End the turn when the store has it: nobody would run it, and it would be queued until this proxy ends."""
+        """End the turn when the store queues it: nobody would run it, and it would be queued until this proxy ends."""
         pause, waited = RETRY_INTERVAL, 0.0
         while waited < LATEST_COMMIT:
             await asyncio.sleep(pause)
             pause, waited = min(2 * pause, LONGEST_PAUSE), waited + pause
             with suppress(StoreUnavailable):
-                if await self._store.turn(end.turn_id) is not None:
-                    self.waiting[end.turn_id] = end
-                    await self._keep_trying()
+                now = await self._store.turn(end.turn_id)
+                if _has_come(end, now):
+                    if self._running(end.turn_id) is None:  # not for another request for it
+                        self.waiting[end.turn_id] = end
+                        await self._keep_trying()
                     return
 
     async def _keep_trying(self) -> None:
@@ -159,6 +169,11 @@ class Ends:
                 await self.store_all()
             except Exception as exc:
                 log.warning("failure_not_noted", error=str(exc), exc_info=not isinstance(exc, StoreUnavailable))
+
+
+def _has_come(end: _End, now: Turn | None) -> bool:
+    """Whether the store has queued the turn since."""
+    return now is not None and (now.status not in FINISHED or list(now.attempts) != end.attempts)
 
 
 class StoreView:

@@ -189,7 +189,7 @@ class Engine:
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership)
         self.plan = PlanWatch(self.store, self._tasks.own)
         self.readiness = Readiness(lambda: self.ready, self.store, self._tasks.own)
-        self._ends = Ends(self.store, self._instances, self._tasks, self.observers, settings.lease)
+        self._ends = Ends(self.store, self._instances, self._tasks, self.observers, settings.lease, self._run_here)
         self.view = cast(Store, StoreView(self.store, self._ends))  # for readers: with ends that are not stored yet
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
@@ -217,6 +217,7 @@ class Engine:
     async def start(self) -> None:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
         self._stopped = False
+        self._deliveries.stopping.clear()
         var = self.settings.var
 
         def not_writable(exc: OSError) -> ConfigError:
@@ -278,6 +279,7 @@ class Engine:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
         for live in list(self._live.values()):
             live.cancel("stopping")
+        self._deliveries.stopping.set()
         kill_timer = asyncio.get_running_loop().call_later(KILL_AFTER, self.kill)
         try:
             await self._tasks.stop()
@@ -337,6 +339,11 @@ class Engine:
     def _spawned(self, seconds: float) -> None:
         for observer in self.observers:
             observer.spawned(seconds)
+
+    def _run_here(self, turn_id: str) -> LiveTurn | None:
+        """This turn, if it runs or waits in this proxy."""
+        live = self._live.get(turn_id)
+        return live if live is not None and not live.done and self._deliveries.runs_here(live) else None
 
     def busy(self, agent_key: int) -> bool:
         """Whether a turn of this agent runs or waits in this proxy."""
@@ -538,8 +545,7 @@ class Engine:
             agent = await self.store.agent_by_key(turn.agent_key) if turn else None
             if turn is None or agent is None:
                 return None
-            live = self._live.get(turn_id)
-            if live is not None and not live.done and self._deliveries.runs_here(live):
+            if (live := self._run_here(turn_id)) is not None:
                 if live.ends_without_clients:
                     await self.ended(turn_id)
                     continue
@@ -710,41 +716,32 @@ class Engine:
         self._forwarded.add(waiting)
         waiting.add_done_callback(self._forwarded.discard)
 
-    async def noted(self, turn_id: str | None, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the function that stores what became of an answer. `delivery_stored` waits until it has ended."""
-        if turn_id is None:
-            await note()
-        else:
-            await asyncio.shield(self._deliveries.write(turn_id, note))
+    def note(self, key: str, note: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Store what became of an answer by this function, which is called again if the store is not available. `key`:
+        the id of its turn (`delivery_stored` waits for the note) or, if it is unknown, any other."""
+        return self._deliveries.write(key, note)
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
         """Store whether an answer that another proxy has handed on reached the client that asked here.
 
-        That it did not arrive counts only while no other client may have it.
+        That it did not arrive counts only while no other client may have it. Raises `StoreUnavailable`.
         """
-        try:
+        with contextlib.suppress(NotFound):  # the agent was deleted meanwhile
             if arrived:
                 await self.store.set_delivery(turn_id, "delivered", soon=True)
             else:
                 await self.store.set_delivery(turn_id, "undelivered", by=self.instance_id)
-        except ProxyError as exc:  # e.g. the turn was deleted meanwhile
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     async def has_been_handed(self, turn_id: str) -> bool:
-        """Whether the store says that this proxy delivers the turn's answer. False if it is not available."""
-        with contextlib.suppress(StoreUnavailable):
-            turn = await self.store.turn(turn_id)
-            return turn is not None and turn.instance == self.instance_id
-        return False
+        """Whether the store says that this proxy delivers the turn's answer. Raises `StoreUnavailable`."""
+        turn = await self.store.turn(turn_id)
+        return turn is not None and turn.instance == self.instance_id
 
     async def note_lost(self, agent_key: int, instance: str, turn_id: str | None, fingerprint: str | None) -> None:
         """The connection to the proxy `instance` was lost, and the client was told to send its request again, or has
         left. The other proxy may have handed the answer on, or do so later: it is uncertain from now on. `fingerprint`:
-        of the request, whose turn may be unknown (None)."""
-        try:
-            await self.store.doubt(agent_key, (instance, self.instance_id), turn_id, fingerprint)
-        except ProxyError as exc:
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        of the request, whose turn may be unknown (None). Raises `StoreUnavailable`."""
+        await self.store.doubt(agent_key, (instance, self.instance_id), turn_id, fingerprint)
 
     def progress(self, agent_key: int | None = None) -> list[Progress]:
         """The turns that wait or run in this proxy, of one agent or of all, in the order of acceptance."""

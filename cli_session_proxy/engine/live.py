@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -72,6 +73,8 @@ _AFTER: Mapping[str, Doing] = {
 # The most events that a client is given at once. A program that imitates the CLI can report 600,000; writing them in
 # one piece held the event loop for 6 s.
 AT_ONCE = 1000
+# Seconds between two tries to store what became of an answer, and the most that a request waits for it.
+NOTE_AGAIN, NOTED_WITHIN = 0.5, 10.0
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000
 # Characters before that tail that are also searched for secrets: half a secret would not be recognised.
@@ -636,6 +639,7 @@ class Deliveries:
         self._lives: WeakValueDictionary[str, LiveTurn] = WeakValueDictionary()
         self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: its last write of a delivery, until done
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
+        self.stopping = asyncio.Event()  # a write that fails from now on is not tried again
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `now_runs_here`."""
@@ -649,13 +653,20 @@ class Deliveries:
             if how == "arrived":
                 self.arrived.add(turn.id)
 
+        async def return_stored() -> None:
+            """A client came back: its answer is awaited again."""
+            if turn.id in self._elsewhere:
+                await self._store.follow(turn.id, self._instances.id)
+            else:
+                await self._store.set_delivery(turn.id, "pending", by=self._instances.id)
+
         live = LiveTurn(
             turn,
             agent_id,
             grace=self._grace,
             on_empty=lambda: self._tasks.own(self._give_up(live)),
             on_delivery=on_delivery,
-            on_return=partial(self.write, turn.id, partial(self._store_return, turn.id)),
+            on_return=partial(self.write, turn.id, return_stored),
             clock=self._instances.now,
         )
         self._lives[turn.id] = live
@@ -678,39 +689,27 @@ class Deliveries:
     async def _store_handover(self, live: LiveTurn, how: Handover) -> None:
         turn_id, arrived = live.turn.id, how == "arrived"
         elsewhere = turn_id in self._elsewhere
-        try:
-            if arrived or (how == "left" and not elsewhere):
-                # "delivered" may be stored a little later: the next turn treats "pending" alike. But it leaves an
-                # "undelivered" answer off the path, so that is stored at once.
-                soon = arrived and live.turn.delivery == "pending"
-                delivery: Delivery = "delivered" if arrived else live.delivery_if_left
-                await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
-            if how == "shared":
-                # One proxy that notes that its client left takes the answer from no other client.
-                await self._store.set_delivery(turn_id, "uncertain", by=self._instances.id)
-            if how == "passed on" and live.passed_to:
-                await self._store.hand_on(turn_id, self._instances.id, live.passed_to)
-            if elsewhere:
-                await self._store.unfollow(turn_id, self._instances.id)
-        except StoreUnavailable as exc:
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        if arrived or (how == "left" and not elsewhere):
+            # "delivered" may be stored a little later: the next turn treats "pending" alike. But it leaves an
+            # "undelivered" answer off the path, so that is stored at once.
+            soon = arrived and live.turn.delivery == "pending"
+            delivery: Delivery = "delivered" if arrived else live.delivery_if_left
+            await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
+        if how == "shared":
+            # One proxy that notes that its client left takes the answer from no other client.
+            await self._store.set_delivery(turn_id, "uncertain", by=self._instances.id)
+        if how == "passed on" and live.passed_to:
+            await self._store.hand_on(turn_id, self._instances.id, live.passed_to)
+        if elsewhere:
+            await self._store.unfollow(turn_id, self._instances.id)
         if arrived:
             self._delivered(live)
         if how != "left":
             self._elsewhere.discard(turn_id)
 
-    async def _store_return(self, turn_id: str) -> None:
-        """A client came back: its answer is awaited again."""
-        try:
-            if turn_id in self._elsewhere:
-                await self._store.follow(turn_id, self._instances.id)
-            else:
-                await self._store.set_delivery(turn_id, "pending", by=self._instances.id)
-        except StoreUnavailable as exc:
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-
     def write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Store the turn's delivery, after its earlier writes."""
+        """Store the turn's delivery, after its earlier writes. A write that fails or is in doubt is tried again until
+        this proxy stops: without a note that its client left, the same request again would be a second turn."""
         earlier_write = self._writes.get(turn_id)
         self.arrived.discard(turn_id)  # this write may say otherwise
 
@@ -718,7 +717,20 @@ class Deliveries:
             try:
                 if earlier_write is not None:  # a store may write concurrently
                     await asyncio.wait([earlier_write])
-                await write()
+                is_first = True
+                while True:
+                    try:
+                        await write()
+                        return
+                    except StoreUnavailable as exc:
+                        if is_first or self.stopping.is_set():
+                            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+                        if self.stopping.is_set():
+                            return
+                    is_first = False
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(NOTE_AGAIN):
+                            await self.stopping.wait()
             finally:
                 if self._writes.get(turn_id) is asyncio.current_task():
                     del self._writes[turn_id]
@@ -728,14 +740,20 @@ class Deliveries:
         return writing
 
     async def stored(self, turn_id: str) -> None:
-        """Wait until the turn's delivery is stored."""
+        """Wait until the turn's delivery is stored. Raises `StoreUnavailable` after `NOTED_WITHIN` seconds."""
         if (write := self._writes.get(turn_id)) is not None:
-            await asyncio.wait([write])
+            _, waiting = await asyncio.wait([write], timeout=NOTED_WITHIN)
+            if waiting:
+                raise StoreUnavailable(
+                    "it could not be stored yet what became of the last answer to this request: try again",
+                    retry_after=1.0,
+                )
 
     async def _give_up(self, live: LiveTurn) -> None:
         """Cancel a turn without clients here, unless a client waits at another proxy (see `Engine._follow`)."""
         turn_id = live.turn.id
-        await self.stored(turn_id)
+        with suppress(StoreUnavailable):
+            await self.stored(turn_id)
         waited_for = False
         if turn_id not in self._elsewhere:
             try:

@@ -125,9 +125,9 @@ class Hop:
     delivered: bool | None = None  # whether the client got the whole answer; None: not known here
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # `delivered` is stored
 
-    def client_has_left(self) -> bool:
-        """Whether the client left before it had the whole answer."""
-        return not self.delivered and self.incoming.has_left()
+    def is_lost(self) -> bool:
+        """Whether the client left before it had the whole answer, or the other proxy was lost."""
+        return not self.delivered and (self.leaving.done() or self.incoming.has_left())
 
 
 @dataclass(slots=True, eq=False)
@@ -198,17 +198,19 @@ class Relay:
         turn = await self._engine.store.turn(turn_id)
         if turn is None:
             return True
-        await self._settle(turn.agent_key)
-        return await self._engine.settled(turn_id, others=others)
+        return await self._settle(turn.agent_key) and await self._engine.settled(turn_id, others=others)
 
-    async def _settle(self, agent_key: int) -> None:
+    async def _settle(self, agent_key: int) -> bool:
         """Store that answers of this agent did not arrive, if their clients have left: what comes next may be a
-        retry."""
-        for hop in [hop for hop in self._hops if hop.agent_key == agent_key and hop.client_has_left()]:
+        retry. False if it could not be stored in time."""
+        lost = [hop for hop in self._hops if hop.agent_key == agent_key and hop.is_lost()]
+        for hop in lost:
             hop.leaving.cancel()  # the server may not know yet
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lease):
+                for hop in lost:
                     await hop.settled.wait()
+        return all(hop.settled.is_set() for hop in lost)
 
     async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
         """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
@@ -300,22 +302,24 @@ class Relay:
                 retry_after=1.0,
             ) from exc
         finally:
+            for task in (answering, leaving, silence):
+                task.cancel()
             try:
-                for task in (answering, leaving, silence):
-                    task.cancel()
                 await asyncio.gather(answering, leaving, silence, return_exceptions=True)
                 self._count(result)
-                if not hop.refused:
-                    await self._engine.noted(hop.turn_id, partial(self._note, hop, target.fingerprint))
             finally:
-                self._hops.remove(hop)
-                hop.settled.set()
+                noting = self._engine.note(hop.turn_id or hop.nonce, partial(self._note, hop, target.fingerprint))
+                noting.add_done_callback(lambda _: self._hops.discard(hop))
+                noting.add_done_callback(lambda _: hop.settled.set())
+            await asyncio.wait([noting], timeout=self._lease)  # with a store that is away it takes longer
         if hop.refused:
             incoming.body.append({"type": "http.request", "body": body, "more_body": False})
         return not hop.refused
 
     async def _note(self, hop: Hop, fingerprint: str | None) -> None:
-        """Store what became of the answer."""
+        """Store what became of the answer. Raises `StoreUnavailable`."""
+        if hop.refused:
+            return
         if hop.delivered:
             # The other proxy alone knows whether a stream ended with an error. If it does not say so in time, nothing
             # is stored here: it stores itself that it has handed the answer on, or what became of the turn.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -13,7 +14,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, select
 
+from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.http import relay
 from cli_session_proxy.stores.postgresql import database
 from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
@@ -22,7 +25,8 @@ from cli_session_proxy_store_conformance.samples import opened
 
 from ..until import until
 from .cluster import Host, Line, cluster, line, up
-from .test_passing_on import said
+from .test_leaving import Client
+from .test_passing_on import behind, said, under_way
 
 # Commits of turns that are accepted wait until nobody holds this lock.
 SLOW = """
@@ -54,6 +58,18 @@ def silent_at(step: str, way: Line, patch: pytest.MonkeyPatch) -> None:
         taken(conn)
 
     patch.setattr(PipelinedConnection, step, takes)
+
+
+def cut_at_the_next_commit(way: Line, patch: pytest.MonkeyPatch) -> None:
+    """The connections to the server end when the next commit is sent."""
+    commit = PipelinedConnection.commit
+
+    def cuts(conn: PipelinedConnection) -> None:
+        patch.setattr(PipelinedConnection, "commit", commit)
+        way.cut()
+        commit(conn)
+
+    patch.setattr(PipelinedConnection, "commit", cuts)
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
@@ -135,3 +151,101 @@ async def test_a_turn_whose_acceptance_is_committed_after_its_client_was_told_to
             conn.execute("DROP TRIGGER slow ON turns")
         assert said(await one.chat("one")) == "You said: one (2)"
         assert one.asked == [["zero"], ["zero", "one"]]
+
+
+async def test_who_left_while_the_note_of_it_was_lost_and_says_the_same_again_has_said_it_once(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note was written once, and dropped if its commit was in doubt."""
+    async with between(postgres_url) as (url, way):
+        one = Host(url, tmp_path / "one")
+        async with up(one):
+            await one.chat("zero")
+            client, tried = Client(one.settings.port, stream=False), asyncio.Event()
+            commit, note = one.store.commit, one.store.set_delivery
+
+            async def committed(*given: Any, **how: Any) -> Turn:
+                turn = await commit(*given, **how)
+                client.leave()
+                return turn
+
+            async def noted(*given: Any, **how: Any) -> None:
+                monkeypatch.setattr(one.store, "set_delivery", note)
+                monkeypatch.setattr(one.store, "commit", commit)
+                cut_at_the_next_commit(way, monkeypatch)
+                try:
+                    await note(*given, **how)
+                finally:
+                    tried.set()
+
+            monkeypatch.setattr(one.store, "commit", committed)
+            monkeypatch.setattr(one.store, "set_delivery", noted)
+            client.first.say()
+            await tried.wait()
+            client.second.say()
+            assert b"200 OK" in await client.second.answer()
+            await until(lambda: not one.engine.progress())
+            client.second.socket.close()
+            assert one.asked == [["zero"], ["zero", "one"]]
+
+
+async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One outage of a network takes the line to the other proxy and the one to the store."""
+    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 0.5)
+    async with (
+        line() as there,
+        between(postgres_url) as (url, way),
+        cluster(postgres_url, tmp_path, 1, each=[behind(there)], lease=2.0) as (one,),
+    ):
+        two = Host(url, tmp_path / "two", lease=2.0)
+        async with up(two):
+            await one.chat("one")
+            waiting = await under_way(one, two)
+            doubt = two.store.doubt
+
+            async def doubts(*given: Any) -> None:
+                monkeypatch.setattr(two.store, "doubt", doubt)
+                cut_at_the_next_commit(way, monkeypatch)
+                await doubt(*given)
+
+            monkeypatch.setattr(two.store, "doubt", doubts)
+            there.lose()
+            one.model.open.set()
+            failed = await waiting
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "interrupted")
+            assert said(await two.chat("two")) == "You said: two (2)"
+            assert [path[-1] for path in [*one.asked, *two.asked]] == ["one", "two"]
+
+
+async def test_a_turn_that_was_queued_again_after_its_client_was_told_otherwise_ends(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody ran it: each retry waited until `turn_timeout`."""
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+    retry = {"Idempotency-Key": "k"}
+    async with cluster(postgres_url, tmp_path, 1) as (one,):
+        await one.chat("zero")
+        one.model.reached.clear()
+        one.model.open.clear()
+        first = asyncio.create_task(one.chat("one", headers=retry))
+        await one.model.reached.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+        async def status(wanted: str) -> bool:
+            return (await one.turns())[-1].status == wanted
+
+        await until(lambda: status("cancelled"))
+        one.model.open.set()
+        with psycopg.connect(postgres_url, autocommit=True) as conn:
+            conn.execute(SLOW.replace("AFTER INSERT", "AFTER UPDATE"))
+            conn.execute("SELECT pg_advisory_lock(1)")
+            failed = await one.chat("one", headers=retry)
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "store_unavailable")
+            await until(lambda: not one.engine._ends.waiting)
+            conn.execute("SELECT pg_advisory_unlock(1)")
+            await until(lambda: status("queued"))
+            conn.execute("DROP TRIGGER slow ON turns")
+        assert said(await one.chat("one", headers=retry)) == "You said: one (2)"
