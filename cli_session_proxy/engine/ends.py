@@ -149,7 +149,7 @@ class Ends:
             observer.turn_ended(turn, (), end.requested, end.at)
 
     async def _end_when_it_comes(self, end: _End) -> None:
-        """End the turn when the store queues it: nobody would run it, and it would be queued until this proxy ends."""
+        """End the turn once the store has queued it: no proxy runs it."""
         pause, waited = RETRY_INTERVAL, 0.0
         while waited < LATEST_COMMIT:
             await asyncio.sleep(pause)
@@ -157,7 +157,7 @@ class Ends:
             with suppress(StoreUnavailable):
                 now = await self._store.turn(end.turn_id)
                 if _has_come(end, now):
-                    if self._running(end.turn_id) is None:  # not for another request for it
+                    if self._running(end.turn_id) is None:  # else another request has queued it
                         self.waiting[end.turn_id] = end
                         await self._keep_trying()
                     return
@@ -172,7 +172,7 @@ class Ends:
 
 
 def _has_come(end: _End, now: Turn | None) -> bool:
-    """Whether the store has queued the turn since."""
+    """Whether the store has queued the turn after `end` was made."""
     return now is not None and (now.status not in FINISHED or list(now.attempts) != end.attempts)
 
 

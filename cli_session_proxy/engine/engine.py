@@ -135,7 +135,7 @@ class Engine:
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
         self._cancelled_elsewhere: dict[str, CancelledBy] = {}  # turns of other proxies, until they end
-        # By agent, and by the fingerprint of requests.
+        # One for each agent, and one for each fingerprint of a request.
         self._acceptance_locks: WeakValueDictionary[int | str, asyncio.Lock] = WeakValueDictionary()
         self._running = 0  # turns that have a slot
         self._forwarded: set[asyncio.Task[Any]] = set()  # see `forwarded`
@@ -341,7 +341,7 @@ class Engine:
             observer.spawned(seconds)
 
     def _run_here(self, turn_id: str) -> LiveTurn | None:
-        """This turn, if it runs or waits in this proxy."""
+        """The turn with this id, if it runs or waits in this proxy; else None."""
         live = self._live.get(turn_id)
         return live if live is not None and not live.done and self._deliveries.runs_here(live) else None
 
@@ -375,9 +375,9 @@ class Engine:
             raise
 
     async def _accept_alone(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
-        """Accept no two equal requests of an agent at once: one that repeats the other would not find its turn, and
-        double it. A client that has left may be faster than the proxy that forwarded its request."""
-        if request.agent_id is None:  # many questions are alike, and wait for no others
+        """Accept equal requests of a named agent one after the other. Accepted at once, a repeated request would not
+        find the turn of the first one. This happens when a client leaves the proxy that forwards its request."""
+        if request.agent_id is None:  # equal requests are separate questions here
             return await self._accept(request, has_left)
         async with self._acceptance_locks.setdefault(request.fingerprint, asyncio.Lock()):
             return await self._accept(request, has_left)

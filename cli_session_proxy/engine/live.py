@@ -73,7 +73,7 @@ _AFTER: Mapping[str, Doing] = {
 # The most events that a client is given at once. A program that imitates the CLI can report 600,000; writing them in
 # one piece held the event loop for 6 s.
 AT_ONCE = 1000
-# Seconds between two tries to store what became of an answer, and the most that a request waits for it.
+# Seconds until a write of a delivery that failed is tried again, and for which a request waits for such a write.
 NOTE_AGAIN, NOTED_WITHIN = 0.5, 10.0
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000

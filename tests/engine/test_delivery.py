@@ -380,11 +380,12 @@ async def test_what_fails_behind_a_commit_takes_no_answer_back(
     assert words(backend.seen[-1]) == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), StoreUnavailable("the disk is full")])
 async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_its_answer_is_not_left_off(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    error: Exception, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with core(settings) as (engine, backend):
-        store, commit, submitted = engine.store, engine.store.commit, asyncio.Event()
+        store, commit, submitted, tried = engine.store, engine.store.commit, asyncio.Event(), asyncio.Event()
 
         async def committed(*given: Any, **how: Any) -> Turn:
             await submitted.wait()
@@ -392,7 +393,8 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
             return await commit(*given, **how)
 
         async def fails(*_: object, **__: object) -> None:
-            raise RuntimeError("can't start new thread")
+            tried.set()
+            raise error
 
         with monkeypatch.context() as failing:
             failing.setattr(store, "commit", committed)
@@ -400,10 +402,14 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
             answer = await engine.submit(request("one"))
             submitted.set()
             await answer.turn()
-            await engine.delivery_stored(answer.turn_id)
-        await ask(engine, "two")
-        assert [turn.status for turn in await turns(engine)] == ["completed", "completed"]
-    assert words(backend.seen[-1]) == ["one", "two"]
+            await tried.wait()
+            failing.setattr(store, "commit", commit)
+            await ask(engine, "two")
+            assert words(backend.seen[-1]) == ["one", "two"]
+        await engine.delivery_stored(answer.turn_id)  # a note that failed for want of the store is written now
+        await ask(engine, "three")
+        assert [turn.status for turn in await turns(engine)] == ["completed", "completed", "completed"]
+    assert words(backend.seen[-1]) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("by", ["client", "deletion", "stopping", "takeover"])

@@ -409,9 +409,9 @@ class Repairs:
 def _is_loaded_whole(path: Path, form: Loading) -> bool:
     """Whether a CLI loads this transcript, which was just read, completely as it is.
 
-    False if two records have one uuid. False after rewinds: 2.1.330 follows its own notes of them, but not if one of
-    those turns was compacted. False also with records of unknown types: 2.1.330 skips them if the turns are close in
-    time, but stops at them if they are seconds apart.
+    False if two records have one uuid. False after a rewind: 2.1.330 follows its own note, unless a turn that was
+    rewound was compacted. False with records of unknown types: 2.1.330 skips them between turns that are close in
+    time, and stops at them between others.
     """
     data = contents(path)
     if transcript.REWOUND in data or names_twice(data):

@@ -110,9 +110,11 @@ class Entry:
 
     @property
     def rewinds(self) -> bool:
-        """Whether it is the CLI's note of a rewind to the record `leafUuid` (null: to the beginning). Written up to 100
-        ms after the rewind, and followed by a CLI that loads the file (run on 2.1.330), also if it only says `explicit`
-        (run on 2.1.332)."""
+        """Whether it is the CLI's note of a rewind to the record `leafUuid` (null: to the beginning).
+
+        The CLI writes it up to 100 ms after the rewind, and follows it when it loads the file (run on 2.1.330). A note
+        with `explicit` instead of `rewound` is followed, too (run on 2.1.332).
+        """
         says_so = self.data.get("rewound") is True or self.data.get("explicit") is True
         return self.kind == _REWIND_NOTE and says_so and "leafUuid" in self.data
 
@@ -165,12 +167,12 @@ MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
 
 
 def most_bytes(known: int) -> int:
-    """The size of the largest transcript that is read, if this many bytes of it are known."""
+    """The largest size of a transcript that is read, in bytes. `known`: how many bytes of it the chain has."""
     return min(MAX_BYTES, MORE_BYTES + known)
 
 
 def parse_file(path: Path | str, known: int = 0) -> Parsed:
-    """The same as `parse` for a whole file. One that is too large is refused before it is read."""
+    """Parse a whole file, as `parse` does. Raises OSError before it reads a file that is too large."""
     return parse(contents(path, most=most_bytes(4 * known)), known)
 
 
@@ -215,9 +217,10 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
     return Parsed(tuple(entries), conversation_of(entries), broken, cut, place)
 
 
-# A name as a CLI writes it, or what begins like one; and letters in a form that no CLI writes.
-_NAME_SIZE = 2048  # bytes of the longest valid one, with all of its letters escaped
-_NAME, _ESCAPED = re.compile(rb'"uuid"(:"[^"\\]*")?'), re.compile(rb"(?<!\\)(\\+)u00[2-7]")
+# A uuid as a CLI writes it, or only the key; and an escaped ASCII character, which no CLI writes in a key or a uuid.
+_NAME, _ESCAPED = re.compile(rb'"uuid"(:"[^"\\]*")?'), re.compile(rb"\\u00[2-7]")
+_MOST_BACKSLASHES = 64  # an even number
+_NAME_SIZE = 2048  # bytes of the longest valid key and uuid, with every character escaped
 
 
 def names_twice(data: bytes) -> bool:
@@ -229,12 +232,22 @@ def names_twice(data: bytes) -> bool:
     pieces = ((line, at, at + CHUNK + _NAME_SIZE) for line in io.BytesIO(data) for at in range(0, len(line), CHUNK))
     for piece in pieces:
         found = _NAME.findall(*piece)
-        if b"" in found or not names.isdisjoint(found) or any(len(one) % 2 for one in _ESCAPED.findall(*piece)):
+        if b"" in found or not names.isdisjoint(found) or _has_escaped(*piece):
             try:
                 return parse(data, len(data)).broken > 0
             except OSError:
                 return True
         names.update(found)
+    return False
+
+
+def _has_escaped(line: bytes, start: int, end: int) -> bool:
+    """Whether this piece of a line has an escaped ASCII character. A backslash that is escaped itself escapes nothing.
+    True, too, behind more backslashes than are counted."""
+    for found in _ESCAPED.finditer(line, start, end):
+        before = line[max(0, found.start() - _MOST_BACKSLASHES) : found.start()]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+            return True
     return False
 
 
