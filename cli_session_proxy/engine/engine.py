@@ -108,6 +108,8 @@ KILL_AFTER = 2.0
 LONGEST_NAP = 20.0
 # Seconds for a look at what a person added to a session. Seconds, if it is very long.
 LONGEST_LOOK = 30.0
+# Seconds for which a request waits while an equal one is accepted. A silent store is waited for as long.
+ACCEPTED_WITHIN = 60.0
 # Seconds until such a turn is tried again if the store is not available when the limit is over.
 STORE_AWAY = 5.0
 # Seconds that another proxy has to end a turn on request, on top of `lease`. Then it counts as not responding.
@@ -356,8 +358,6 @@ class Engine:
 
         Nothing is stored if the client `has_left`, or if another proxy should run it (raises `Elsewhere`).
         """
-        if not self.ready:
-            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
             # An unnamed agent is found by its history: two clients with equal histories would share files in a sandbox.
             raise InvalidRequest(
@@ -379,10 +379,24 @@ class Engine:
         find the turn of the first one. This happens when a client leaves the proxy that forwards its request."""
         if request.agent_id is None:  # equal requests are separate questions here
             return await self._accept(request, has_left)
-        async with self._acceptance_locks.setdefault(request.fingerprint, asyncio.Lock()):
+        lock = self._acceptance_locks.setdefault(request.fingerprint, asyncio.Lock())
+        try:
+            async with asyncio.timeout(ACCEPTED_WITHIN):
+                await lock.acquire()
+        except TimeoutError as exc:
+            raise StoreUnavailable(
+                f"an equal request has been waiting for the store for {ACCEPTED_WITHIN:.0f} s: send this again in a "
+                "moment",
+                retry_after=5.0,
+            ) from exc
+        try:
             return await self._accept(request, has_left)
+        finally:
+            lock.release()
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
+        if not self.ready:
+            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         passed_over: Turn | None = None
         redirect = None if self.passing is None else partial(self.passing.to_agent, profile=request.profile)
         admit = partial(self._admit, request)
@@ -645,9 +659,12 @@ class Engine:
             self._forget(live)
 
     async def _claim(self, live: LiveTurn) -> None:
-        """From now on this proxy delivers the answer. Raises `Interrupted` if the conversation went on without it."""
+        """From now on this proxy delivers the answer. Raises `Interrupted` if the conversation went on without it, or
+        if all clients have left: nobody would note that it did not arrive."""
         if live.turn.delivery == "delivered":
             return
+        if live.abandoned:
+            raise Interrupted("every client has left: send the same again for the answer", retry_after=0.0)
         if not await self.store.claim(live.turn.id, self.instance_id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
         await self._deliveries.now_runs_here(live)

@@ -73,7 +73,7 @@ _AFTER: Mapping[str, Doing] = {
 # The most events that a client is given at once. A program that imitates the CLI can report 600,000; writing them in
 # one piece held the event loop for 6 s.
 AT_ONCE = 1000
-# Seconds until a write of a delivery that failed is tried again, and for which a request waits for such a write.
+# Seconds until a write of a delivery that failed is tried again, and from its start until requests stop waiting for it.
 NOTE_AGAIN, NOTED_WITHIN = 0.5, 10.0
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000
@@ -637,7 +637,8 @@ class Deliveries:
         self._elsewhere: set[str] = set()
         # The last one that was made of each turn, as long as it runs or a client reads its answer.
         self._lives: WeakValueDictionary[str, LiveTurn] = WeakValueDictionary()
-        self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: its last write of a delivery, until done
+        # By turn: its last write of a delivery, until done, and until when requests wait for it (the loop's clock).
+        self._writes: dict[str, tuple[asyncio.Task[None], float]] = {}
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
         self.stopping = asyncio.Event()  # a write that fails from now on is not tried again
 
@@ -684,6 +685,8 @@ class Deliveries:
     async def now_runs_here(self, live: LiveTurn) -> None:
         """From now on this proxy runs the turn or delivers its answer. Raises `StoreUnavailable`."""
         self._elsewhere.discard(live.turn.id)
+        if live.abandoned:  # since a moment ago
+            self.write(live.turn.id, partial(self._store_handover, live, "left"))
         await self._store.unfollow(live.turn.id, self._instances.id)
 
     async def _store_handover(self, live: LiveTurn, how: Handover) -> None:
@@ -710,7 +713,7 @@ class Deliveries:
     def write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Store the turn's delivery, after its earlier writes. A write that fails or is in doubt is tried again until
         this proxy stops: without a note that its client left, the same request again would be a second turn."""
-        earlier_write = self._writes.get(turn_id)
+        earlier_write, _ = self._writes.get(turn_id, (None, 0.0))
         self.arrived.discard(turn_id)  # this write may say otherwise
 
         async def in_order() -> None:
@@ -732,17 +735,20 @@ class Deliveries:
                         async with asyncio.timeout(NOTE_AGAIN):
                             await self.stopping.wait()
             finally:
-                if self._writes.get(turn_id) is asyncio.current_task():
+                if self._writes.get(turn_id) is writing:
                     del self._writes[turn_id]
                     self.arrived.discard(turn_id)
 
-        writing = self._writes[turn_id] = self._tasks.own(in_order())
-        return writing
+        until = asyncio.get_running_loop().time() + NOTED_WITHIN
+        writing = self._writes[turn_id] = self._tasks.own(in_order()), until
+        return writing[0]
 
     async def stored(self, turn_id: str) -> None:
-        """Wait until the turn's delivery is stored. Raises `StoreUnavailable` after `NOTED_WITHIN` seconds."""
-        if (write := self._writes.get(turn_id)) is not None:
-            _, waiting = await asyncio.wait([write], timeout=NOTED_WITHIN)
+        """Wait until the turn's delivery is stored. Raises `StoreUnavailable` if that takes longer than `NOTED_WITHIN`
+        seconds, whoever waits."""
+        if turn_id in self._writes:
+            write, until = self._writes[turn_id]
+            _, waiting = await asyncio.wait([write], timeout=until - asyncio.get_running_loop().time())
             if waiting:
                 raise StoreUnavailable(
                     "it could not be stored yet what became of the last answer to this request: try again",

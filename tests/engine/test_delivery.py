@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Block, CancelledBy, Delivery, Message, Turn
+from cli_session_proxy.engine import engine as engines
+from cli_session_proxy.engine import live
 from cli_session_proxy.engine.attempt import Attempt
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import Answer
-from cli_session_proxy.errors import Interrupted, LeaseLost, StoreUnavailable, TurnCancelled
+from cli_session_proxy.errors import ClaudeUnavailable, Interrupted, LeaseLost, StoreUnavailable, TurnCancelled
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Granted, KeptTurn, Lease, Proxy
 
 from .. import memory_backend
 from ..talking import ask, request
-from ..until import until
+from ..until import PATIENCE, until
 from .test_core import Model, core, settings, turns, words
 
 __all__ = ["settings"]
@@ -119,6 +122,73 @@ async def test_an_answer_that_one_client_is_given_is_kept_although_another_one_l
         await ask(engine, "two")
         first.acknowledge()
         assert [words(seen) for seen in backend.seen] == [["one"], ["one", "two"]]
+
+
+async def test_all_requests_together_wait_once_for_a_note_that_cannot_be_stored(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal requests of an agent are accepted one after the other, and each waited as long as the first one."""
+
+    async def fails(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(live, "NOTED_WITHIN", 0.1)
+    async with core(settings) as (engine, _):
+        monkeypatch.setattr(engine.store, "set_delivery", fails)
+        answer = await engine.submit(request("one"))
+        await answer.turn()
+        answer.leave()
+        monkeypatch.setattr(live, "NOTED_WITHIN", 10 * PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="what became of the last answer"):
+                    await engine.submit(request("one"))
+
+
+async def test_a_request_waits_only_so_long_while_an_equal_one_is_accepted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "ACCEPTED_WITHIN", 0.05)
+    async with core(settings) as (engine, backend):
+        looked, goes_on = held_up(engine, monkeypatch)
+        first = asyncio.create_task(ask(engine, "one"))
+        await looked.wait()
+        with pytest.raises(StoreUnavailable, match="an equal request"):
+            await engine.submit(request("one"))
+        goes_on.set()
+        await first
+    assert [words(path) for path in backend.seen] == [["one"]]
+
+
+async def test_what_waits_for_an_equal_request_is_not_accepted_any_more_by_a_proxy_that_stops(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was accepted as the one before it ended, and the stop waited for all of them."""
+    async with core(settings) as (engine, _):
+        looked, goes_on = held_up(engine, monkeypatch)
+        first = asyncio.create_task(engine.submit(request("one")))
+        await looked.wait()
+        others = [asyncio.create_task(engine.submit(request("one"))) for _ in range(3)]
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: not engine.ready)
+        goes_on.set()
+        await stopping
+        await first
+        refused = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(one) for one in refused] == [ClaudeUnavailable] * 3
+
+
+def held_up(engine: Engine, patch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """The store is slow to look for equal requests: set once it begins, and what it waits for."""
+    arrival, looked, goes_on = engine.store.arrival, asyncio.Event(), asyncio.Event()
+
+    async def looks(*of: Any) -> Any:
+        looked.set()
+        await goes_on.wait()
+        return await arrival(*of)
+
+    patch.setattr(engine.store, "arrival", looks)
+    return looked, goes_on
 
 
 async def test_the_same_request_claims_an_answer_that_nobody_took(settings: Settings) -> None:

@@ -339,6 +339,33 @@ async def test_who_left_unnoticed_and_says_the_same_at_a_proxy_that_cannot_pass_
         assert [path[-1] for host in (one, two, three) for path in host.asked] == ["zero", "one"]
 
 
+@pytest.mark.parametrize("again_at", [0, 1], ids=["where it ran", "where it was waited for"])
+async def test_who_left_both_proxies_that_had_the_turn_for_it_and_says_the_same_again_has_said_it_once(
+    again_at: int, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second proxy took the answer over for nobody, and said that it knew of no client that had left."""
+    async with cluster(postgres_url, tmp_path, 2, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        first, second = (Connection(host.settings.port) for host in (one, two))
+        first.say()
+        await until(lambda: len(one.asked) == 2)
+        first.socket.close()
+        monkeypatch.setattr(Relay, "_can_accept", silent)
+        second.say()
+        await until(lambda: bool(two.engine._live))
+        [waiting] = two.engine._live.values()
+        second.socket.close()
+        await until(lambda: waiting.abandoned)
+        one.model.open.set()
+        await until(lambda: not two.engine._live)
+        third = Connection((one, two)[again_at].settings.port)
+        third.say()
+        assert b"200 OK" in await third.answer()
+        third.socket.close()
+        assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
+
+
 @pytest.mark.parametrize("answers", [True, False])
 async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_may_have_left_a_proxy_that_is_silent(
     answers: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
