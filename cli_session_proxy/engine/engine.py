@@ -513,14 +513,12 @@ class Engine:
         `uncertain`, or their proxy does not say. Looks at the newest state, not only at `turn`."""
         if turn.id in self._deliveries.arrived:
             return False
-        if turn.status in FINISHED and turn.delivery == "uncertain":
-            return True
         live = self._live.get(turn.id)
         if live is not None and not live.done and (live.abandoned or None in live.forwarders):
             return live.abandoned
         settled = await self.settled(turn.id)
         now = await self.store.turn(turn.id)
-        if now is not None and now.delivery == "pending" and now.instance != self.instance_id:
+        if now is not None and now.delivery in ("pending", "uncertain") and now.instance != self.instance_id:
             settled = await self._has_settled(now.instance or "", turn.id, others=True) and settled
             now = await self.store.turn(turn.id)  # its proxy may have noted meanwhile that the answer arrived
         if now is None or not (now.status in ON_PATH or now.status not in FINISHED):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from pydantic import SecretStr
 from websockets.asyncio.client import connect
@@ -364,6 +365,45 @@ async def test_who_left_both_proxies_that_had_the_turn_for_it_and_says_the_same_
         assert b"200 OK" in await third.answer()
         third.socket.close()
         assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
+
+
+async def test_who_got_an_uncertain_answer_and_says_the_same_at_another_proxy_has_said_it_twice(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other proxy gave the answer once more, while it was being noted that it had arrived."""
+    monkeypatch.setattr(Relay, "_can_accept", silent)
+    async with cluster(postgres_url, tmp_path, 2) as (one, two):
+        await one.chat("one")
+
+        async def is_delivered() -> bool:
+            return (await one.turns())[-1].delivery == "delivered"
+
+        await until(is_delivered)
+        with psycopg.connect(postgres_url, autocommit=True) as conn:
+            conn.execute("UPDATE turns SET delivery = 'uncertain'")
+        note, noting, goes_on = two.store.set_delivery, asyncio.Event(), asyncio.Event()
+
+        async def noted(*given: Any, **how: Any) -> None:
+            noting.set()
+            await goes_on.wait()
+            await note(*given, **how)
+
+        monkeypatch.setattr(two.store, "set_delivery", noted)
+        settle, asked = two.engine.settled, asyncio.Event()
+
+        async def settled(*of: Any, **how: Any) -> bool:
+            asked.set()
+            return await settle(*of, **how)
+
+        monkeypatch.setattr(two.engine, "settled", settled)
+        assert said(await two.chat("one")) == "You said: one (1)"
+        await noting.wait()
+        again = asyncio.create_task(one.chat("one"))
+        waiting = asyncio.create_task(asked.wait())
+        await asyncio.wait({again, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        goes_on.set()
+        assert said(await again) == "You said: one (2)"
 
 
 @pytest.mark.parametrize("answers", [True, False])
