@@ -79,7 +79,7 @@ REACHABLE_FOR, UNREACHABLE_FOR = 0.5, 2.0
 PROBE_INTERVAL = 0.25
 # Seconds until another proxy is asked again whether it has ended an answer; twice as long each time.
 ENDING_INTERVAL = 0.02
-# Seconds that an answer is still read after its client left, to find out whether the client had all of it.
+# Seconds that an answer is still read after its client left, once it has begun: the client may have had all of it.
 READ_ON = 0.1
 # How many other proxies are remembered; the least recently used one is dropped.
 MOST_PROXIES = 1024
@@ -285,7 +285,7 @@ class Relay:
         result: Result = "left"
         try:
             await asyncio.wait({answering, leaving, silence}, return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done():  # the rest may still come
+            if leaving.done() and hop.last_heard > now:  # it has begun to answer: the rest may still come
                 await asyncio.wait({answering}, timeout=READ_ON)
             if answering.done():
                 await answering

@@ -18,7 +18,9 @@ import pytest
 from pydantic import SecretStr
 from websockets.asyncio.client import connect
 
-from cli_session_proxy.domain.models import Agent, Delivery
+from cli_session_proxy.domain.models import Agent, Delivery, TurnRequest
+from cli_session_proxy.engine.engine import HasLeft
+from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import bounds, gate, relay
@@ -404,6 +406,37 @@ async def test_who_got_an_uncertain_answer_and_says_the_same_at_another_proxy_ha
         waiting.cancel()
         goes_on.set()
         assert said(await again) == "You said: one (2)"
+
+
+async def test_who_left_and_says_the_same_where_its_first_request_comes_later_has_said_it_once(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy that forwarded the first one waited for the rest of an answer that had not begun."""
+    monkeypatch.setattr(relay, "READ_ON", 10 * PATIENCE)
+    async with cluster(postgres_url, tmp_path, 2) as (one, two):
+        await one.chat("zero")
+        submit, held, goes_on, is_gone = one.engine.submit, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def submitted(request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
+            monkeypatch.setattr(one.engine, "submit", submit)
+            held.set()
+            await goes_on.wait()
+            assert has_left is not None
+            await until(has_left)
+            is_gone.set()
+            return await submit(request, has_left)
+
+        monkeypatch.setattr(one.engine, "submit", submitted)
+        client = Client(two.settings.port, one.settings.port, stream=False)
+        client.first.say()
+        await held.wait()
+        client.leave_and_say_it_again()
+        assert b"200 OK" in await client.second.answer()
+        goes_on.set()
+        async with asyncio.timeout(PATIENCE):
+            await is_gone.wait()
+        client.second.socket.close()
+    assert [path[-1] for path in one.asked] == ["zero", "one"]
 
 
 @pytest.mark.parametrize("answers", [True, False])
