@@ -218,6 +218,7 @@ class _ClaudeExecution:
         self._answered: str | None = None  # the session that the CLI answered in
         self._total: float | None = None  # the session's cost, as the CLI reports it
         self._interrupted = False
+        self._compacted = False
         self._truncated: events.Truncated | None = None
         self._approved_tools = permissions.listed(job.profile)  # each call of these needs approval
         self._needs_approval: set[str] = set()  # ids of calls
@@ -262,6 +263,7 @@ class _ClaudeExecution:
                         case base.PlanTold():
                             yield event
                         case base.Compacted():
+                            self._compacted = True
                             self._reusable = False  # the process cannot be rewound past a summary
                             # A CLI that compacts before a turn does not summarise the turn's prompt.
                             if not self._ready.process.launch.capability.does("keeps_prompt"):
@@ -389,6 +391,7 @@ class _ClaudeExecution:
             frame_uuid=job.frame_uuid,
             session_id=self._answered or self._ready.session.id,
             cost_total=self._total,
+            compacted=self._compacted,
         )
         try:
             with self._backend.sessions.not_held_up(self._ready.process):

@@ -31,7 +31,7 @@ from ..transcript import Entry, Parsed, Reader, Scribe, mending
 from ..transcript.entries import MAX_BYTES, TooMuchAppended, parse_file
 from ..transcript.mending import Head
 from . import composing, paths
-from .exchanges import exchanges, is_prompt
+from .exchanges import exchanges, is_compaction, is_prompt
 from .rewinding import WarmPath
 from .sharing import SharedUse
 
@@ -59,6 +59,7 @@ class TurnOutcome(Answered):
     frame_uuid: str
     session_id: str
     cost_total: float | None = None
+    compacted: bool = False  # the CLI said so
 
     @property
     def as_cli_has_it(self) -> tuple[Block, ...]:
@@ -366,8 +367,10 @@ def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[
     except (OSError, SessionBusy):  # the answer is complete: its records are made from the frames
         return []
     if outcome.session_id != ready.session.id:
-        return records_after_copy(known, parsed, ready.leaf)
-    return records_after(parsed.entries, ready.leaf, ready.results)
+        added = records_after_copy(known, parsed, ready.leaf)
+    else:
+        added = records_after(parsed.entries, ready.leaf, ready.results)
+    return added if is_as_said(transcript.conversation_of(added), ready, outcome, cut=True) else []
 
 
 def _continued_path(path: str, ready: LiveSession, known: Sequence[Entry], outcome: TurnOutcome) -> bool:
@@ -501,10 +504,42 @@ def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: Tur
         return []
     if is_damaged(conversation, [*ready.prompt, *ready.results.values(), *outcome.as_cli_has_it]):
         return []
+    if not is_as_said(conversation, ready, outcome):
+        return []
     is_ours = any(entry.uuid == outcome.frame_uuid for entry in users)
     if not is_ours and users:  # CLI 1.x gives our prompt another uuid; it does not write `promptSource`
         is_ours = not any(entry.data.get("promptSource") for entry in users)
     return [entry.record() for entry in entries] if is_ours or ready.no_prompt else []
+
+
+def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome, *, cut: bool = False) -> bool:
+    """Whether the prompt and the answer in these records are the turn's, and no summary replaces what was said before.
+    `cut`: the answer was cut, and is not compared.
+
+    Programs of a confined agent can write to its transcript, so there only what was sent, and what the CLI said,
+    counts. Not covered: notes in the CLI's name, calls and results of its tools. (CLI 2.1.332, 2.1.71 and 1.0.120 write
+    both as they were said: 748 turns.)
+    """
+    if not ready.process.launch.confined:
+        return True
+    users = (entry for entry in conversation if entry.uuid == outcome.frame_uuid or is_prompt(entry))
+    asked, sent = [block for entry in users for block in entry.content], () if ready.no_prompt else ready.prompt
+    written = [block for entry in conversation if entry.kind == "assistant" for block in entry.content]
+    summed_up = any(is_compaction(entry) or entry.data.get("isCompactSummary") for entry in conversation)
+    return (
+        (outcome.compacted or not summed_up)
+        and _text(asked) == _text(sent)  # an older CLI gets one text as two blocks (`frames.user_frame`)
+        and _other_than_text(asked) == _other_than_text(sent)
+        and (cut or _text(written) == _text(outcome.as_cli_has_it))
+    )
+
+
+def _text(blocks: Iterable[Block]) -> str:
+    return "".join(block["text"] for block in blocks if block.get("type") == "text")
+
+
+def _other_than_text(blocks: Iterable[Block]) -> list[Block]:
+    return [block for block in blocks if block.get("type") != "text"]
 
 
 def is_complete_turn(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:

@@ -238,7 +238,9 @@ class Repairs:
             if moved is not None:
                 return moved
             verdict = await self.check(path, session, parent)
-        if verdict.found == "tail" or verdict.tail:  # a damaged path may have a tail, too
+        confined = self._projects.sandboxes.was_confined(context.job.agent.dir)
+        # A damaged path may have a tail, too. Programs of a confined agent can write one, as if it were a person's.
+        if (verdict.found == "tail" or verdict.tail) and not confined:
             verdict = await self._wait_for_person(context, parent, session, path, verdict)
             entries = await tails.adoptable(self._store, context.job.agent, parent, verdict)
             if entries and not context.job.adopt:  # not at the head: the turn continues the path without them
@@ -249,6 +251,8 @@ class Repairs:
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
+        if self._projects.sandboxes.was_confined(agent.dir):  # see `mend`
+            return None
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.broken or not transcript.is_complete(verdict.tail):
             return None

@@ -37,6 +37,8 @@ SILENT = ("9p", "drvfs")
 POLL = 5000
 # Seconds until watching is tried again after a failure (too many watches, no directory).
 AGAIN = 60.0
+# In watchfiles' error (1.1) if the user has no watch left: it names a folder that has no fault.
+OUT_OF_WATCHES = "MaxFilesWatch"
 # The most watched folders, those of the most recently active agents: each costs 70 µs when another one is added.
 MOST = 128
 # The most sessions that are reported per look. A person writes into one.
@@ -89,7 +91,8 @@ class Watcher:
                 why = str(exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc)
                 log.warning("not_watching", folder=str(root), error=why)
                 # It fails at a name that is not UTF-8, and at a folder that may not be read: go on without that agent.
-                if named := {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}:
+                named = {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}
+                if named and OUT_OF_WATCHES not in why:
                     # Not a folder that was removed meanwhile: there may be another agent of its name later.
                     self._left_out.update(await asyncio.to_thread(list, filter(os.path.lexists, named)))
                     continue

@@ -54,7 +54,7 @@ class Projects:
 
     def __init__(self, settings: Settings, sandboxes: Sandboxes, config_dir: Path) -> None:
         self.config_dir = config_dir
-        self._sandboxes = sandboxes
+        self.sandboxes = sandboxes
         self.root = config_dir / "projects"
         self._notes = settings.var / "projects"
         prefix = plain_name(os.path.realpath(sandboxes.prefix))
@@ -96,8 +96,8 @@ class Projects:
     def elsewhere(self, path: Path) -> list[Path]:
         """Files of the same session in other folders (moved sandbox, doubled prefix). Not in those of confined agents:
         each could put a file there, and hold up whoever looks for one."""
-        prefix = self._sandboxes.prefix
-        confined = {project_dir(self.config_dir, prefix / name) for name in self._sandboxes.all_confined()}
+        prefix = self.sandboxes.prefix
+        confined = {project_dir(self.config_dir, prefix / name) for name in self.sandboxes.all_confined()}
         return find_elsewhere(self.config_dir, path.stem, {path.parent, *confined})
 
     def forget(self, cwd: Path) -> None:

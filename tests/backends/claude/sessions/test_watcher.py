@@ -192,13 +192,20 @@ async def test_of_a_new_agents_folder_without_an_end_a_part_is_told(
     assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
 
 
-async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", ["no folder", "a folder"])
+async def test_where_watching_is_refused_it_is_tried_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    """The second is what watchfiles 1.1 says if somebody else has taken all of the user's watches (Linux)."""
+    at = f'"{watched.ours}"'
+    limit = f"OS file watch limit reached. about [{at}] (Error {{ kind: MaxFilesWatch, paths: [{at}] }})"
+    why = limit if names == "a folder" else "too many watches"
     tried: list[Path] = []
 
     def refused_once(*folders: Path, **options: Any) -> AsyncGenerator[Any, None]:
         tried.append(folders[0])
         if len(tried) == 1:
-            raise RuntimeError("too many watches")
+            raise OSError(why)
         return awatch(*folders, **options)
 
     monkeypatch.setattr(watcher, "awatch", refused_once)
