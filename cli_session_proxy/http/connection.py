@@ -204,6 +204,26 @@ class UnreadWatch:
             self._watch()
 
 
+def next_byte(transport: asyncio.Transport) -> bytes | None:
+    """The next byte that a client has sent; b"" if it has closed its end, None if neither. The kernel knows before the
+    event loop, which may have been blocked."""
+    if transport.is_closing():
+        return b""
+    wrapped = transport.get_extra_info("socket")  # the transport's socket object cannot read
+    if wrapped is None:
+        return None
+    peeking = socket.socket(wrapped.family, wrapped.type, wrapped.proto, wrapped.fileno())
+    try:
+        peeking.setblocking(False)  # despite any default timeout
+        return peeking.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:  # reset by the client
+        return b""
+    finally:
+        peeking.detach()  # the descriptor is still the transport's: it must not be closed
+
+
 class Connection(HttpToolsProtocol):
     """One client. Without a request, or with half a head, it is closed after uvicorn's `timeout_keep_alive`.
 
@@ -231,7 +251,11 @@ class Connection(HttpToolsProtocol):
         self.flow = Intake(cast(asyncio.Transport, self._corked))
         self._unread_watch = UnreadWatch(self.transport)
         self._waiting = bytearray()
-        self._for_gate = {"is_closed": self._is_closed, "flush": self._corked.flush, "admitted": False}
+        self._for_gate = {
+            "is_closed": lambda: next_byte(self.transport) == b"",
+            "flush": self._corked.flush,
+            "admitted": False,
+        }
         # Without a key, an answer counts as unread once the kernel's buffer is full.
         self.transport.set_write_buffer_limits(high=0)
         self._idle_since = self.loop.time()
@@ -401,25 +425,6 @@ class Connection(HttpToolsProtocol):
                 self._body_left = int(value)
         self.scope["extensions"] = cast(Any, {CLOSED: self._for_gate})
         super().on_headers_complete()
-
-    def _is_closed(self) -> bool:
-        """Whether the client has closed its end. The kernel knows before the event loop, which may have been
-        blocked."""
-        if self.transport.is_closing():
-            return True
-        wrapped = self.transport.get_extra_info("socket")  # the transport's socket object cannot read
-        if wrapped is None:
-            return False
-        peeking = socket.socket(wrapped.family, wrapped.type, wrapped.proto, wrapped.fileno())
-        try:
-            peeking.setblocking(False)  # despite any default timeout
-            return not peeking.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:  # open, without data
-            return False
-        except OSError:  # reset by the client
-            return True
-        finally:
-            peeking.detach()  # the descriptor is still the transport's: it must not be closed
 
     def on_body(self, body: bytes) -> None:
         if self._body_left > 0 or self._for_gate["admitted"] or not self._idle():  # else chunks that nobody wants

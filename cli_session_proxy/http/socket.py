@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from ..errors import QueueFull
 from .bounds import RequestHold
-from .connection import HEAD, PORTION, UnreadWatch
+from .connection import HEAD, PORTION, UnreadWatch, next_byte
 
 # Bytes given to the parser at once: at most 85 frames, which take less than a millisecond.
 SLICE = 512
 # Close code of IANA's registry: try again later.
 TRY_AGAIN_LATER = 1013
+# The first byte of a close frame.
+CLOSING = b"\x88"
 
 
 class Socket(WebSocketsSansIOProtocol):
@@ -50,6 +52,14 @@ class Socket(WebSocketsSansIOProtocol):
         if self._goes_on is not None:
             self._goes_on.cancel()
         super().connection_lost(exc)
+
+    def is_closed(self) -> bool:
+        """Whether the client has closed its end, or is about to."""
+        return next_byte(self.transport) in (b"", CLOSING)
+
+    def flush(self) -> None:
+        """Send what was written in this loop iteration."""
+        cast(Any, self.transport).flush()
 
     # --- reading
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
@@ -170,6 +173,44 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
             patch.undo()
 
     run(talk())
+
+
+def test_who_left_its_websocket_unnoticed_and_says_the_same_again_has_said_it_once(run: Run, tmp_path: Path) -> None:
+    """Its answer counted as delivered: the loop learned only then that the client had gone."""
+
+    async def talk() -> None:
+        async with proxied(tmp_path / "var") as (engine, upstream, port):
+            url, said = f"ws://127.0.0.1:{port}/v1/responses", {"type": "response.create", "model": "sonnet"}
+            commit = engine.store.commit
+            async with asyncio.TaskGroup() as opened:
+                first, second = (
+                    opened.create_task(_opened(url, json.dumps({**said, "input": "one"}))) for _ in range(2)
+                )
+
+            async def committed(*done: Any, **how: Any) -> Turn:
+                patch.undo()
+                turn = await commit(*done, **how)
+                leaving = first.result()[0].transport.get_extra_info("socket")
+                with socket.socket(fileno=os.dup(leaving.fileno())) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+                return turn
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine.store, "commit", committed)
+                for one in (first, second):
+                    client, message = one.result()
+                    await client.send(message)
+                    with suppress(ConnectionClosed):
+                        while "response.completed" not in str(await client.recv()):
+                            pass
+                    await client.close()
+            assert heard(upstream) == ["one"]
+
+    run(talk())
+
+
+async def _opened(url: str, message: str) -> tuple[ClientConnection, str]:
+    return await connect(url, additional_headers={"X-Agent-Id": "a"}), message
 
 
 def test_nothing_follows_a_piece_of_a_large_event_that_was_not_read_in_time(

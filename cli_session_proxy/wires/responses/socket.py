@@ -131,9 +131,10 @@ class _Connection:
         self._deferred_bounds = ExitStack()  # what it takes of the owner's bounds
         self._bounds, self._owner = socket.scope["state"]["held"].bounds, owner_of(socket)
         self._most_bytes = engine.settings.max_body
+        self._server = socket.scope["state"].get("socket")  # only with our own server
 
     async def run(self) -> None:
-        server = self._socket.scope["state"].get("socket")  # only with our own server
+        server = self._server
         reading = asyncio.create_task(self._read())
         try:
             while await self._next(reading):
@@ -206,6 +207,7 @@ class _Connection:
         )
         asked: SocketRequest | None = None
         writer: ResponsesWriter | None = None
+        server = self._server
         try:
             if isinstance(message, ProxyError):
                 raise message
@@ -222,16 +224,21 @@ class _Connection:
                 await self._send_events(asked, self._defer(asked.call, asked.deferred))
                 return
             with self._holds.hold(self._owner):  # of this message, not of the connection
-                answer = await self._dialogues.submit(asked.call, unstored_ids=self._unstored_ids)
+                has_left = None if server is None else server.is_closed
+                answer = await self._dialogues.submit(asked.call, unstored_ids=self._unstored_ids, has_left=has_left)
             try:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
                         await asyncio.sleep(0)  # notice an earlier disconnect first
+                        if server is not None and server.is_closed():
+                            raise WebSocketDisconnect
                         if (asked.call.request.call or {})["store"] is False:
                             self._unstored_ids.append(response_id(answer.turn_id))
                     await self._send_events(asked, (piece for event in events for piece in writer.feed(event)))
                     if isinstance(events[-1], Finished):
+                        if server is not None:
+                            server.flush()  # later, it could come to a client that has left since
                         answer.acknowledge()
             finally:
                 answer.leave()
