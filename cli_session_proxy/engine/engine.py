@@ -329,7 +329,7 @@ class Engine:
     def _cancel_here(self, turn_id: str, by: CancelledBy) -> None:
         """Cancel this turn, as another proxy asks."""
         live = self._live.get(turn_id)
-        if live is not None and self._deliveries.runs_here(live):
+        if live is not None and not live.elsewhere:
             live.cancel(by)
 
     async def _is_gone(self, instance: str | None) -> bool:
@@ -345,7 +345,7 @@ class Engine:
     def _run_here(self, turn_id: str) -> LiveTurn | None:
         """The turn with this id, if it runs or waits in this proxy; else None."""
         live = self._live.get(turn_id)
-        return live if live is not None and not live.done and self._deliveries.runs_here(live) else None
+        return live if live is not None and not live.done and not live.elsewhere else None
 
     def busy(self, agent_key: int) -> bool:
         """Whether a turn of this agent runs or waits in this proxy."""
@@ -623,7 +623,7 @@ class Engine:
         live.begun = True
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         try:
-            await self.store.follow(live.turn.id, self.instance_id)
+            await self._deliveries.follow(live)
             while True:
                 try:
                     async with TimeLimit(deadline, self._executor.too_long):
@@ -645,7 +645,7 @@ class Engine:
             elif run_again and (error.get("code") == Interrupted.code or error.get("detail", {}).get("by") == "left"):
                 live.turn, place = await self._requeue(turn, agent)
                 live.attempts = list(turn.attempts)
-                await self._deliveries.now_runs_here(live)
+                self._deliveries.now_runs_here(live)
                 await self._run(live, agent, place)
             else:
                 raise errors.from_dict(error)
@@ -665,14 +665,14 @@ class Engine:
             raise Interrupted("every client has left: send the same again for the answer", retry_after=0.0)
         if not await self.store.claim(live.turn.id, self.instance_id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
-        await self._deliveries.now_runs_here(live)
+        self._deliveries.now_runs_here(live)
 
     # --- for stateful wires: a turn outlives the request that started it
 
     async def watch(self, turn: Turn) -> Answer | None:
         """A view of a turn that runs or waits in any proxy; None if it has ended. Raises `Elsewhere`."""
         live = self._live.get(turn.id)
-        if live is not None and not live.done and self._deliveries.runs_here(live):
+        if live is not None and not live.done and not live.elsewhere:
             if not live.ends_without_clients:
                 return live.attach(replayed=True)
             await self.ended(turn.id)
@@ -688,7 +688,7 @@ class Engine:
         The turn of a proxy that has ended or does not respond is settled here. Raises `SessionBusy` if it does not end.
         """
         live = self._live.get(turn.id)
-        if live is not None and self._deliveries.runs_here(live):
+        if live is not None and not live.elsewhere:
             live.cancel(by)
             await self.ended(turn.id)
             return
@@ -763,7 +763,7 @@ class Engine:
         unfinished = [
             live
             for live in self._live.values()
-            if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.runs_here(live)
+            if not live.done and agent_key in (None, live.turn.agent_key) and not live.elsewhere
         ]
         return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
 
@@ -915,7 +915,7 @@ class Engine:
                 for other in self._live.values():
                     of_lane = other.turn.agent_key == agent.key and other is not live and not other.done
                     has_prompt = other.compose is None or other.composed is not None
-                    if of_lane and has_prompt and self._deliveries.runs_here(other):
+                    if of_lane and has_prompt and not other.elsewhere:
                         wait_with_it.append(other)
                 return [other.turn.id for other in wait_with_it]
 

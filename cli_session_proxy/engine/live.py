@@ -193,6 +193,7 @@ class LiveTurn:
         self.limit_wait: LimitWait | None = None  # the limit that it waits for, as stored
         self.last_limit_wait: LimitWait | None = None  # the same, also after the wait
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
+        self.elsewhere = False  # another proxy runs it; while clients wait here, this one follows it (`Store.follow`)
         self.begun = False  # its task has begun: a task cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
         self._received = 0  # how many of the events any client has received
@@ -633,8 +634,6 @@ class Deliveries:
         self._instances = instances
         self._tasks = tasks
         self._grace = grace
-        # Turns that another proxy runs. While clients here wait for one, this proxy follows it (`Store.follow`).
-        self._elsewhere: set[str] = set()
         # The last one that was made of each turn, as long as it runs or a client reads its answer.
         self._lives: WeakValueDictionary[str, LiveTurn] = WeakValueDictionary()
         # By turn: its last write of a delivery, until done, and until when requests wait for it (the loop's clock).
@@ -644,19 +643,16 @@ class Deliveries:
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `now_runs_here`."""
-        if elsewhere:
-            self._elsewhere.add(turn.id)
-        else:
-            self._elsewhere.discard(turn.id)
 
         def on_delivery(how: Handover) -> None:
-            self.write(turn.id, partial(self._store_handover, live, how))
+            # `elsewhere` as it is now: when this is stored, this proxy may have claimed the answer for other clients.
+            self.write(turn.id, partial(self._store_handover, live, how, live.elsewhere))
             if how == "arrived":
                 self.arrived.add(turn.id)
 
         async def return_stored() -> None:
             """A client came back: its answer is awaited again."""
-            if turn.id in self._elsewhere:
+            if live.elsewhere:
                 await self._store.follow(turn.id, self._instances.id)
             else:
                 await self._store.set_delivery(turn.id, "pending", by=self._instances.id)
@@ -670,6 +666,7 @@ class Deliveries:
             on_return=partial(self.write, turn.id, return_stored),
             clock=self._instances.now,
         )
+        live.elsewhere = elsewhere
         self._lives[turn.id] = live
         return live
 
@@ -678,20 +675,20 @@ class Deliveries:
         live = self._lives.get(turn_id)
         return set() if live is None else live.forwarders
 
-    def runs_here(self, live: LiveTurn) -> bool:
-        """Whether this proxy runs or will run the turn."""
-        return live.turn.id not in self._elsewhere
+    async def follow(self, live: LiveTurn) -> None:
+        """Store that clients here wait for a turn of another proxy. Raises `StoreUnavailable`."""
+        self.write(live.turn.id, partial(self._store.follow, live.turn.id, self._instances.id))
+        await self.stored(live.turn.id)
 
-    async def now_runs_here(self, live: LiveTurn) -> None:
-        """From now on this proxy runs the turn or delivers its answer. Raises `StoreUnavailable`."""
-        self._elsewhere.discard(live.turn.id)
+    def now_runs_here(self, live: LiveTurn) -> None:
+        """From now on this proxy runs the turn or delivers its answer."""
+        live.elsewhere = False
+        self.write(live.turn.id, partial(self._store.unfollow, live.turn.id, self._instances.id))
         if live.abandoned:  # since a moment ago
-            self.write(live.turn.id, partial(self._store_handover, live, "left"))
-        await self._store.unfollow(live.turn.id, self._instances.id)
+            self.write(live.turn.id, partial(self._store_handover, live, "left", False))
 
-    async def _store_handover(self, live: LiveTurn, how: Handover) -> None:
+    async def _store_handover(self, live: LiveTurn, how: Handover, elsewhere: bool) -> None:
         turn_id, arrived = live.turn.id, how == "arrived"
-        elsewhere = turn_id in self._elsewhere
         if arrived or (how == "left" and not elsewhere):
             # "delivered" may be stored a little later: the next turn treats "pending" alike. But it leaves an
             # "undelivered" answer off the path, so that is stored at once.
@@ -707,8 +704,6 @@ class Deliveries:
             await self._store.unfollow(turn_id, self._instances.id)
         if arrived:
             self._delivered(live)
-        if how != "left":
-            self._elsewhere.discard(turn_id)
 
     def write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Store the turn's delivery, after its earlier writes. A write that fails or is in doubt is tried again until
@@ -761,11 +756,11 @@ class Deliveries:
         with suppress(StoreUnavailable):
             await self.stored(turn_id)
         waited_for = False
-        if turn_id not in self._elsewhere:
+        if not live.elsewhere:
             try:
                 waited_for = await self._instances.any_waits(await self._store.followers(turn_id))
             except StoreUnavailable as exc:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
         if live.abandoned and not waited_for and not live.runs_unattended:
-            self._elsewhere.discard(turn_id)
+            live.elsewhere = False  # who comes back waits for its end
             live.cancel("left")

@@ -444,9 +444,7 @@ class World:
         while True:
             self._turn_loop()
             polls = any(
-                live._doing[0] == "lease" or live.turn.id in engine._deliveries._elsewhere
-                for engine in self.engines
-                for live in engine._live.values()
+                live._doing[0] == "lease" or live.elsewhere for engine in self.engines for live in engine._live.values()
             )
             most = HANDOVER if self._waiting else WAITS
             if waits >= most or self.ended or (self._waiting and not polls):
