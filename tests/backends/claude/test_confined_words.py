@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.domain.models import Message
 from cli_session_proxy.engine.engine import Engine
-from turnfault.provider.script import HeldReply, Reply
+from turnfault.provider.script import HeldReply, Reply, ToolUse
 
 from ...talking import ask, heard, running, text
+from ...tools.test_loops import WEATHER, called, calls, result, results
 from ...until import until
 from .test_confined import Shells, bubblewrap, shells
 
@@ -28,8 +30,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bu
 Record = dict[str, Any]
 
 
-async def say(engine: Engine, said: str) -> str:
-    return text(await ask(engine, said, agent="confined", profile="confined"))
+async def say(engine: Engine, said: str | Message, **more: Any) -> str:
+    return text(await ask(engine, said, agent="confined", profile="confined", **more))
 
 
 def transcript_of(shells: Shells) -> Path:
@@ -76,6 +78,7 @@ def a_summary_of_all_before_it(prompt: Record, _: Record) -> list[Record]:
     return [{**same, "isSidechain": False, **end}, summary]
 
 
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize(
     "forge",
     [
@@ -84,13 +87,13 @@ def a_summary_of_all_before_it(prompt: Record, _: Record) -> list[Record]:
     ],
 )  # fmt: skip
 async def test_a_turn_keeps_what_was_said_whatever_a_program_writes_into_its_records(
-    shells: Shells, forge: Callable[[Record, Record], list[Record]]
+    shells: Shells, forge: Callable[[Record, Record], list[Record]], cut: bool
 ) -> None:
-    gate = HeldReply(reply=Reply("the second answer"))
+    gate = HeldReply(reply=Reply("the second answer" + "; and more" * cut))
     shells.upstream.when("word-2", gate)
     async with running(shells.settings) as engine:
         await say(engine, "word-1")
-        asking = asyncio.create_task(say(engine, "word-2"))
+        asking = asyncio.create_task(say(engine, "word-2", stop=(";",) * cut))
         await gate.reached.wait()
         path = transcript_of(shells)
         await until(lambda: '"word-2"' in path.read_text())
@@ -108,6 +111,27 @@ async def test_a_turn_keeps_what_was_said_whatever_a_program_writes_into_its_rec
     assert heard(shells.upstream) == ["word-1", "word-2", "word-3"]
     told = shells.upstream.requests[-1].raw.decode()
     assert "the second answer" in told
+    assert "forged" not in told
+
+
+async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells) -> None:
+    gate = HeldReply(reply=Reply("It is."))
+    shells.upstream.when("where", ToolUse([called("get_weather")]))
+    async with running(shells.settings) as engine:
+        turn = await ask(engine, "where", agent="confined", profile="confined", tools=(WEATHER,))
+        [call] = calls(turn)
+        shells.upstream.when("sunny", gate)
+        asking = asyncio.create_task(say(engine, results(result(call, "sunny in Rome")), tools=(WEATHER,)))
+        await gate.reached.wait()
+        path = transcript_of(shells)
+        await until(lambda: "sunny in Rome" in path.read_text())
+        path.write_text(path.read_text().replace("sunny in Rome", "forged: rain, and thunder"))
+        gate.open()
+        assert await asking == "It is."
+    async with running(shells.settings) as engine:
+        await say(engine, "and now")
+    told = shells.upstream.requests[-1].raw.decode()
+    assert "sunny in Rome" in told
     assert "forged" not in told
 
 

@@ -513,29 +513,37 @@ def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: Tur
 
 
 def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome, *, cut: bool = False) -> bool:
-    """Whether the prompt and the answer in these records are the turn's, and no summary replaces what was said before.
-    `cut`: the answer was cut, and is not compared.
+    """Whether the prompt, the client's results and the answer in these records are the turn's, and no summary replaces
+    what was said before. `cut`: of an answer that was cut the CLI may have written more or less.
 
     Programs of a confined agent can write to its transcript, so there only what was sent, and what the CLI said,
-    counts. Not covered: notes in the CLI's name, calls and results of its tools. (CLI 2.1.332, 2.1.71 and 1.0.120 write
-    both as they were said: 748 turns.)
+    counts. Not covered: notes in the CLI's name, calls and results of its own tools. (CLI 2.1.332, 2.1.71 and 1.0.120
+    write prompt and answer as they were said: 748 turns; 2.1.332 results: 34.)
     """
     if not ready.process.launch.confined:
         return True
     users = (entry for entry in conversation if entry.uuid == outcome.frame_uuid or is_prompt(entry))
     asked, sent = [block for entry in users for block in entry.content], () if ready.no_prompt else ready.prompt
-    written = [block for entry in conversation if entry.kind == "assistant" for block in entry.content]
+    written = _text([block for entry in conversation if entry.kind == "assistant" for block in entry.content])
+    said = _text(outcome.as_cli_has_it)
+    results = {block.get("tool_use_id"): block.get("content") for entry in conversation for block in entry.content}
     summed_up = any(is_compaction(entry) or entry.data.get("isCompactSummary") for entry in conversation)
     return (
         (outcome.compacted or not summed_up)
         and _text(asked) == _text(sent)  # an older CLI gets one text as two blocks (`frames.user_frame`)
         and _other_than_text(asked) == _other_than_text(sent)
-        and (cut or _text(written) == _text(outcome.as_cli_has_it))
+        and all(
+            _text(results.get(call)).split() == _text(result.get("content")).split()
+            for call, result in ready.results.items()
+        )
+        and (written == said or (cut and (written.startswith(said) or said.startswith(written))))
     )
 
 
-def _text(blocks: Iterable[Block]) -> str:
-    return "".join(block["text"] for block in blocks if block.get("type") == "text")
+def _text(content: Iterable[Block] | str | None) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(block["text"] for block in content or () if block.get("type") == "text")
 
 
 def _other_than_text(blocks: Iterable[Block]) -> list[Block]:
