@@ -285,7 +285,7 @@ class Relay:
         result: Result = "left"
         try:
             await asyncio.wait({answering, leaving, silence}, return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done() and hop.last_heard > now:  # it has begun to answer: the rest may still come
+            if leaving.done() and hop.turn_id is not None:  # it has begun to answer: the rest may still come
                 await asyncio.wait({answering}, timeout=READ_ON)
             if answering.done():
                 await answering

@@ -54,8 +54,9 @@ class Socket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def is_closed(self) -> bool:
-        """Whether the client has closed its end, or is about to."""
-        return next_byte(self.transport) in (b"", CLOSING)
+        """Whether the client has closed its end, or is about to. Within a message, any byte may be the next one."""
+        begun = self._waiting or self._unfinished()
+        return next_byte(self.transport) in ((b"",) if begun else (b"", CLOSING))
 
     def flush(self) -> None:
         """Send what was written in this loop iteration."""

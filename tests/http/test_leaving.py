@@ -22,6 +22,8 @@ from websockets.exceptions import ConnectionClosed
 from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http import gate as gates
+from cli_session_proxy.http.connection import next_byte
+from cli_session_proxy.http.socket import CLOSING, Socket
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Lease, Store
 from turnfault.provider.script import Big, HeldReply
@@ -205,6 +207,40 @@ def test_who_left_its_websocket_unnoticed_and_says_the_same_again_has_said_it_on
                             pass
                     await client.close()
             assert heard(upstream) == ["one"]
+
+    run(talk())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_inside_of_a_message_over_a_websocket_is_no_end_of_it(
+    begun: bool, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that sent its next message while it was answered lost its connection if a byte of that looked so."""
+    opened: list[Socket] = []
+    begin = Socket.begin
+
+    def begins(self: Socket, handshake: bytes) -> bool:
+        opened.append(self)
+        return begin(self, handshake)
+
+    monkeypatch.setattr(Socket, "begin", begins)
+
+    async def talk() -> None:
+        async with (
+            proxied(tmp_path / "var") as (_, _, port),
+            connect(f"ws://127.0.0.1:{port}/v1/responses") as client,
+        ):
+            [server] = opened
+            assert not server.is_closed()
+            if begun:  # a text of 100 bytes, masked with zeros
+                client.transport.write(b"\x81\xe4" + bytes(4) + b"{")
+                await until(lambda: server._unfinished() > 0)
+            server.transport.pause_reading()
+            client.transport.write(CLOSING * 2)
+            await until(lambda: next_byte(server.transport) == CLOSING)
+            assert server.is_closed() is not begun
+            client.transport.abort()
+            server.transport.resume_reading()
 
     run(talk())
 

@@ -408,13 +408,23 @@ async def test_who_got_an_uncertain_answer_and_says_the_same_at_another_proxy_ha
         assert said(await again) == "You said: one (2)"
 
 
+@pytest.mark.parametrize("probed", [False, True])
 async def test_who_left_and_says_the_same_where_its_first_request_comes_later_has_said_it_once(
-    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    probed: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proxy that forwarded the first one waited for the rest of an answer that had not begun."""
+    """The proxy that forwarded the first one waited for the rest of an answer that had not begun. `probed`: the other
+    one has shown meanwhile that it runs."""
     monkeypatch.setattr(relay, "READ_ON", 10 * PATIENCE)
-    async with cluster(postgres_url, tmp_path, 2) as (one, two):
+    async with cluster(postgres_url, tmp_path, 2, lease=1.0 if probed else 10.0) as (one, two):
         await one.chat("zero")
+        has_ended, was_asked = Relay._has_ended, asyncio.Event()
+
+        async def asked(self: Relay, hop: relay.Hop, within: float) -> bool:
+            ended = await has_ended(self, hop, within)
+            was_asked.set()
+            return ended
+
+        monkeypatch.setattr(Relay, "_has_ended", asked)
         submit, held, goes_on, is_gone = one.engine.submit, asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def submitted(request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
@@ -430,6 +440,8 @@ async def test_who_left_and_says_the_same_where_its_first_request_comes_later_ha
         client = Client(two.settings.port, one.settings.port, stream=False)
         client.first.say()
         await held.wait()
+        if probed:
+            await was_asked.wait()
         client.leave_and_say_it_again()
         assert b"200 OK" in await client.second.answer()
         goes_on.set()
