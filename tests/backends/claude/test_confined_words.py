@@ -19,6 +19,7 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.engine.engine import Engine
 from turnfault.provider.script import HeldReply, Reply, ToolUse
 
+from ...media import image, picture
 from ...talking import ask, heard, running, text
 from ...tools.test_loops import WEATHER, called, calls, result, results
 from ...until import until
@@ -114,7 +115,9 @@ async def test_a_turn_keeps_what_was_said_whatever_a_program_writes_into_its_rec
     assert "forged" not in told
 
 
-async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells, beside: bool) -> None:
+    """`beside`: the program writes another result of the same call before it."""
     gate = HeldReply(reply=Reply("It is."))
     shells.upstream.when("where", ToolUse([called("get_weather")]))
     async with running(shells.settings) as engine:
@@ -125,7 +128,13 @@ async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells) -> None
         await gate.reached.wait()
         path = transcript_of(shells)
         await until(lambda: "sunny in Rome" in path.read_text())
-        path.write_text(path.read_text().replace("sunny in Rome", "forged: rain, and thunder"))
+        written = path.read_text()
+        [true] = [line for line in written.splitlines() if "sunny in Rome" in line]
+        forged = true.replace("sunny in Rome", "forged: rain, and thunder")
+        if beside:
+            record = json.loads(forged) | {"uuid": str(uuid.uuid4())}
+            forged = lines([record]) + lines([json.loads(true) | {"parentUuid": record["uuid"]}]).rstrip()
+        path.write_text(written.replace(true, forged))
         gate.open()
         assert await asking == "It is."
     async with running(shells.settings) as engine:
@@ -133,6 +142,31 @@ async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells) -> None
     told = shells.upstream.requests[-1].raw.decode()
     assert "sunny in Rome" in told
     assert "forged" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "failed"), [([], False), ([], True), ([" "], False), ([""], True), (["a", "b"], True)]
+)
+async def test_what_the_cli_makes_of_a_result_is_kept(shells: Shells, words: list[str], failed: bool) -> None:
+    """It says so if there is none, and joins the texts of an error."""
+    shells.upstream.when("where", ToolUse([called("get_weather")]))
+    async with running(shells.settings) as engine:
+        turn = await ask(engine, "where", agent="confined", profile="confined", tools=(WEATHER,))
+        texts = [{"type": "text", "text": word} for word in words]
+        sent = result(calls(turn)[0], texts, is_error=failed)
+        turn = await ask(engine, results(sent), agent="confined", profile="confined", tools=(WEATHER,))
+    assert turn.evidence.records == "transcript"
+
+
+async def test_the_calls_of_a_turn_with_an_image_that_the_cli_makes_smaller_are_kept(shells: Shells) -> None:
+    shells.upstream.when("[Image: source", ToolUse([("Bash", {"command": "echo seen"})]))
+    said = Message("user", (image(picture(2500, 100)), {"type": "text", "text": "what is it?"}))
+    async with running(shells.settings) as engine:
+        turn = await ask(engine, said, agent="confined", profile="confined")
+    assert turn.evidence.records == "transcript"
+    async with running(shells.settings) as engine:
+        await say(engine, "word-2")
+    assert "echo seen" in shells.upstream.requests[-1].raw.decode()
 
 
 @pytest.mark.parametrize("restarted", [False, True])

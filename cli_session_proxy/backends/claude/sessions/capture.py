@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -49,6 +50,9 @@ SMALL = 64 * 1024
 FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
+
+# What the CLI writes in place of a client's result without a text (2.1.332).
+_NO_OUTPUT = re.compile(r"\([\w-]+ completed with no output\)|Command failed with no output|Unknown error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,8 +521,9 @@ def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnO
     what was said before. `cut`: of an answer that was cut the CLI may have written more or less.
 
     Programs of a confined agent can write to its transcript, so there only what was sent, and what the CLI said,
-    counts. Not covered: notes in the CLI's name, calls and results of its own tools. (CLI 2.1.332, 2.1.71 and 1.0.120
-    write prompt and answer as they were said: 748 turns; 2.1.332 results: 34.)
+    counts. Not covered: notes in the CLI's name, calls and results of its own tools, and what is in an image, because
+    it makes some smaller. (CLI 2.1.332, 2.1.71 and 1.0.120 write the texts of prompt and answer as they were said: 748
+    turns; 2.1.332 those of results but for whitespace, and says if there are none: 51.)
     """
     if not ready.process.launch.confined:
         return True
@@ -526,16 +531,19 @@ def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnO
     asked, sent = [block for entry in users for block in entry.content], () if ready.no_prompt else ready.prompt
     written = _text([block for entry in conversation if entry.kind == "assistant" for block in entry.content])
     said = _text(outcome.as_cli_has_it)
-    results = {block.get("tool_use_id"): block.get("content") for entry in conversation for block in entry.content}
+    results = [(str(block.get("tool_use_id")), block) for entry in conversation for block in entry.content]
+    for call, result in results:
+        if call in ready.results:
+            found, expected = _text(result.get("content")), _text(ready.results[call].get("content"))
+            is_same = "".join(found.split()) == "".join(expected.split())
+            if not is_same and (expected.strip() or not _NO_OUTPUT.fullmatch(found)):
+                return False
     summed_up = any(is_compaction(entry) or entry.data.get("isCompactSummary") for entry in conversation)
     return (
         (outcome.compacted or not summed_up)
         and _text(asked) == _text(sent)  # an older CLI gets one text as two blocks (`frames.user_frame`)
         and _other_than_text(asked) == _other_than_text(sent)
-        and all(
-            _text(results.get(call)).split() == _text(result.get("content")).split()
-            for call, result in ready.results.items()
-        )
+        and ready.results.keys() <= {call for call, _ in results}
         and (written == said or (cut and (written.startswith(said) or said.startswith(written))))
     )
 
@@ -547,7 +555,8 @@ def _text(content: Iterable[Block] | str | None) -> str:
 
 
 def _other_than_text(blocks: Iterable[Block]) -> list[Block]:
-    return [block for block in blocks if block.get("type") != "text"]
+    others = (block for block in blocks if block.get("type") != "text")
+    return [{"type": "image"} if block.get("type") == "image" else block for block in others]
 
 
 def is_complete_turn(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
