@@ -199,13 +199,13 @@ async def test_where_watching_is_refused_it_is_tried_again(
     """The second is what watchfiles 1.1 says if somebody else has taken all of the user's watches (Linux)."""
     at = f'"{watched.ours}"'
     limit = f"OS file watch limit reached. about [{at}] (Error {{ kind: MaxFilesWatch, paths: [{at}] }})"
-    why = limit if names == "a folder" else "too many watches"
+    why = OSError(limit) if names == "a folder" else RuntimeError("too many watches")
     tried: list[Path] = []
 
     def refused_once(*folders: Path, **options: Any) -> AsyncGenerator[Any, None]:
         tried.append(folders[0])
         if len(tried) == 1:
-            raise OSError(why)
+            raise why
         return awatch(*folders, **options)
 
     monkeypatch.setattr(watcher, "awatch", refused_once)
