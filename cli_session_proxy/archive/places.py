@@ -106,6 +106,8 @@ class Bucket:
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=READ_TIMEOUT,
             retries={"mode": "standard", "total_max_attempts": 4},
+            # Else botocore (1.44) fails at a server's error that has a checksum. What is read here is authenticated.
+            response_checksum_validation="when_required",
         )
         try:
             # A new session: the library's default one keeps the first credentials that it found.

@@ -8,7 +8,9 @@ import os
 import subprocess
 import tracemalloc
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
@@ -147,6 +149,29 @@ async def test_a_chain_goes_to_a_bucket_and_comes_back(settings: Settings, s3: s
         assert portable_part((await said(engine))[0]) == portable_part(turns)
     with pytest.raises(NotFound, match="no object"):
         await moving.import_(there, "local", f"{url}.not", None)
+
+
+def test_an_error_of_the_server_that_has_a_checksum_is_tried_again(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `rclone serve s3`, while another one replaces the object."""
+    statuses = iter((500, 200))
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(statuses))
+            self.send_header("x-amz-checksum-crc32", "NhCmhg==")  # of "hello"
+            self.send_header("content-length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+            assert fetched(place_at(s3), "one") == b"hello"
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 async def test_two_proxies_put_the_same_chain_into_one_bucket(settings: Settings, s3: str) -> None:

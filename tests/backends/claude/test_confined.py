@@ -22,6 +22,7 @@ import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine, environment
+from cli_session_proxy.backends.claude.process import login as logins
 from cli_session_proxy.backends.claude.process.memory import size, weigh
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
@@ -37,6 +38,7 @@ from turnfault.provider.upstream import Upstream
 from ...conftest import MakeSettings, required
 from ...files import opened_files
 from ...talking import ask, heard, running, text
+from ...until import PATIENCE
 
 # A program's argument that no other run of this test has.
 MARK = f"86399.{os.getpid()}"
@@ -233,6 +235,8 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
 ) -> None:
     """Written by a shell, as a CLI does it: in place, and by a file that is put there."""
     monkeypatch.setattr(environment, "has_login", lambda _: False)  # else it is lent none
+    monkeypatch.setattr(logins, "WAIT", PATIENCE)
+    monkeypatch.setattr(logins, "WAIT_FOR_ONE", PATIENCE)  # a slow machine would have a copy left alone
     config = shells.settings.claude_config_dir
     assert config is not None
     login = config / ".credentials.json"

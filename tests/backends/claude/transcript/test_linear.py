@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -101,6 +102,7 @@ def test_what_others_said_behind_a_turn_is_told_from_it_in_linear_time(tmp_path:
     ready = cast(Any, type("Ready", (), {})())
     ready.leaf, ready.results, ready.no_prompt, ready.prompt, ready.rewound = None, {}, False, (), frozenset()
     ready.session = Session(SESSION, 1, None, str(path), "", 1.0)
+    ready.process = SimpleNamespace(launch=SimpleNamespace(confined=False))
     said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "as_cli_has_it": ()})())
     began = time.process_time()
     taken = capture.Captures(cast(Any, None))._from_appended(Reader(path), ready, said)
