@@ -205,8 +205,8 @@ class UnreadWatch:
 
 
 def next_byte(transport: asyncio.Transport) -> bytes | None:
-    """The next byte that a client has sent; b"" if it has closed its end, None if neither. The kernel knows before the
-    event loop, which may have been blocked."""
+    """The next byte that a client has sent; b"" if it has closed its end, None if neither. It asks the kernel: the
+    event loop may have been blocked since."""
     if transport.is_closing():
         return b""
     wrapped = transport.get_extra_info("socket")  # the transport's socket object cannot read

@@ -531,19 +531,21 @@ def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnO
     asked, sent = [block for entry in users for block in entry.content], () if ready.no_prompt else ready.prompt
     written = _text([block for entry in conversation if entry.kind == "assistant" for block in entry.content])
     said = _text(outcome.as_cli_has_it)
-    results = [(str(block.get("tool_use_id")), block) for entry in conversation for block in entry.content]
-    for call, result in results:
-        if call in ready.results:
-            found, expected = _text(result.get("content")), _text(ready.results[call].get("content"))
-            is_same = "".join(found.split()) == "".join(expected.split())
-            if not is_same and (expected.strip() or not _NO_OUTPUT.fullmatch(found)):
-                return False
+    blocks = (block for entry in conversation for block in entry.content)
+    results = [
+        block for block in blocks if block.get("type") == "tool_result" and block["tool_use_id"] in ready.results
+    ]
+    for result in results:
+        found, expected = (_text(one.get("content")) for one in (result, ready.results[result["tool_use_id"]]))
+        is_same = "".join(found.split()) == "".join(expected.split())
+        if not is_same and (expected.strip() or not _NO_OUTPUT.fullmatch(found)):
+            return False
     summed_up = any(is_compaction(entry) or entry.data.get("isCompactSummary") for entry in conversation)
     return (
         (outcome.compacted or not summed_up)
         and _text(asked) == _text(sent)  # an older CLI gets one text as two blocks (`frames.user_frame`)
         and _other_than_text(asked) == _other_than_text(sent)
-        and ready.results.keys() <= {call for call, _ in results}
+        and ready.results.keys() == {result["tool_use_id"] for result in results}
         and (written == said or (cut and (written.startswith(said) or said.startswith(written))))
     )
 
