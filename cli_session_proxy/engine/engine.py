@@ -563,7 +563,7 @@ class Engine:
                     continue
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
-                if turn.status in ON_PATH and not await self.store.claim(turn_id, self.instance_id):
+                if turn.status in ON_PATH and not await self._claims(turn_id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)
                 replay(live)
@@ -663,9 +663,20 @@ class Engine:
             return
         if live.abandoned:
             raise Interrupted("every client has left: send the same again for the answer", retry_after=0.0)
-        if not await self.store.claim(live.turn.id, self.instance_id):
+        if not await self._claims(live.turn.id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
         self._deliveries.now_runs_here(live)
+
+    async def _claims(self, turn_id: str) -> bool:
+        """See `Store.claim`. If its result is in doubt, nobody is given the answer, and the same request again gets it:
+        it is `uncertain` if it was claimed."""
+        try:
+            return await self.store.claim(turn_id, self.instance_id)
+        except StoreUnavailable as exc:
+            if exc.detail.get("in_doubt"):
+                doubt = partial(self.store.set_delivery, turn_id, "uncertain", by=self.instance_id)
+                self._deliveries.write(turn_id, doubt)
+            raise
 
     # --- for stateful wires: a turn outlives the request that started it
 

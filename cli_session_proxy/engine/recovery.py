@@ -66,6 +66,7 @@ class Recovery:
         self._observers = observers
         self._budgets = budgets
         self.resume = resume
+        self._in_doubt: set[str] = set()  # ids of turns that wait for a limit, perhaps taken over but not resumed here
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
         """Settle what other proxies left of this agent. Raises `StoreUnavailable`; other errors are retried later."""
@@ -79,11 +80,11 @@ class Recovery:
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
         resumed = 0
         for turn in await self._store.unfinished_of(agent.key):
-            if turn.instance == self._instances.id:
+            if turn.instance == self._instances.id and turn.id not in self._in_doubt:
                 continue
             if turn.limit_wait is not None:
                 # Only the holder of the lease may send it: its former proxy may not, even if it lives.
-                if self.resume is not None and await self._store.take_over(lease, turn.id, self._instances.id):
+                if self.resume is not None and await self._take_over(lease, turn.id):
                     self.resume(agent, turn, resumed)
                     resumed += 1
             elif turn.status == "running" or await self._instances.is_gone(turn.instance):
@@ -93,6 +94,17 @@ class Recovery:
                 else:
                     await self._complete(agent, lease, *recovered)
         await self._mark_uncertain(agent.key)
+
+    async def _take_over(self, lease: Lease, turn_id: str) -> bool:
+        """See `Store.take_over`. If its result is in doubt, it is tried again: nobody would run the turn."""
+        try:
+            taken = await self._store.take_over(lease, turn_id, self._instances.id)
+        except StoreUnavailable as exc:
+            if exc.detail.get("in_doubt"):
+                self._in_doubt.add(turn_id)
+            raise
+        self._in_doubt.discard(turn_id)
+        return taken is not None
 
     async def _mark_uncertain(self, agent_key: int | None = None) -> None:
         """Mark the answers as `uncertain` that a dead proxy was about to deliver, of one agent or (None) of all."""
@@ -108,6 +120,7 @@ class Recovery:
             pause = min(2 * pause, SETTLE_SILENT_AFTER)  # after failures, retry less and less often
             with failures_logged("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
+                ended = ended or bool(self._in_doubt)
                 if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()
                     # A turn of a stopped proxy may still wait for a limit.
@@ -133,7 +146,14 @@ class Recovery:
         silent = await self._silent()
         strays = [stray for instance in dead for stray in self._instances.children(instance)]
         await self._backend.end_strays(strays)
-        open_turns = [turn async for turn in self._store.unfinished() if await self._instances.is_gone(turn.instance)]
+        here: set[str] = set()
+        open_turns: list[Turn] = []
+        async for turn in self._store.unfinished():
+            if turn.instance == self._instances.id:
+                here.add(turn.id)
+            if turn.id in self._in_doubt or await self._instances.is_gone(turn.instance):
+                open_turns.append(turn)
+        self._in_doubt &= here
         in_use, failed = False, 0
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
             agent = await self._store.agent_by_key(agent_key)

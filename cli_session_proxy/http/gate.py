@@ -32,7 +32,7 @@ from ..wires.common import decoded_agent_id
 from .audit import Audit, RequestAudit
 from .bounds import Bounds
 from .gateway import is_among
-from .hop import REFUSED, Incoming
+from .hop import REFUSED, REPEATED, Incoming
 from .keys import Keys
 from .origins import Origins, check_body, permitted, readable_by
 from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, caller_of, checked
@@ -192,7 +192,9 @@ class Gate:
                 self._relay.signer.check(scope, headers)
                 is_signed = True
                 if inner["path"] not in QUESTIONS:
+                    added_headers[REPEATED] = "1"
                     self._relay.signer.once(headers)
+                    del added_headers[REPEATED]
                 # Nothing is done yet: if a check fails, the answer says so to the other proxy.
                 added_headers[REFUSED] = "1"
                 forwarded_for = self._relay.owner_of(headers)

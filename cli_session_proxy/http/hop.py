@@ -10,6 +10,8 @@ from ..wires.asgi import CLOSED, has_left
 
 # The header of an answer if the hop was refused and nothing was done.
 REFUSED = "x-cluster-refused"
+# That of an answer to a request that came before, or may have: something between the proxies sends requests again.
+REPEATED = "x-cluster-repeated"
 
 
 @dataclass(slots=True)

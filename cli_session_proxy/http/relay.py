@@ -44,7 +44,7 @@ from ..wires.common import encoded_agent_id
 from .connection import FIELDS, HEAD
 from .gateway import OWNER_NAME
 from .greeting import transport
-from .hop import REFUSED, Incoming
+from .hop import REFUSED, REPEATED, Incoming
 from .proof import (
     ANSWERED,
     ANSWERING,
@@ -361,6 +361,8 @@ class Relay:
         if not self._proved(hop.address, response):
             raise _BrokenError("its answer is not signed")
         hop.last_heard = other.last_heard = clock()
+        if REPEATED in response.headers:
+            raise _BrokenError("it has this request already, or it is old")
         if REFUSED in response.headers:
             log.error("hop_refused", address=hop.address, status=response.status_code)
             other.last_heard, other.unreachable_until = -REACHABLE_FOR, clock() + UNREACHABLE_FOR

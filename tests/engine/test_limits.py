@@ -19,7 +19,14 @@ from cli_session_proxy.engine import fallbacks
 from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.engine.lanes import Lanes, Slots
 from cli_session_proxy.engine.ownership import Instances
-from cli_session_proxy.errors import Interrupted, LeaseLost, RateLimited, TurnCancelled, UpstreamError
+from cli_session_proxy.errors import (
+    Interrupted,
+    LeaseLost,
+    RateLimited,
+    StoreUnavailable,
+    TurnCancelled,
+    UpstreamError,
+)
 from cli_session_proxy.settings import ModelSettings, Profile, Settings
 
 from ..serving import serving
@@ -369,6 +376,33 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
 
         await until(noted)
         assert [text(turn) for turn in await kept()] == ["You said: one (1)", "You said: two (2)"]
+
+
+async def test_a_turn_whose_taking_over_was_not_answered_is_sent_once_the_limit_is_over(
+    postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had it as a turn of the second host, which did not know it: nobody sent it."""
+    async with pair(postgres_url, tmp_path) as (one, two):
+        one.model.faults = [limit()]
+        first = await put_off(one.engine, "one")
+        take_over = two.store.take_over
+
+        async def unanswered(*given: Any) -> None:
+            monkeypatch.setattr(two.store, "take_over", take_over)
+            await take_over(*given)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        monkeypatch.setattr(two.store, "take_over", unanswered)
+        await one.cut_off()
+        second = await two.engine.submit(request("two"))
+        with pytest.raises(StoreUnavailable):
+            await second.turn()
+        await until(lambda: two.engine.waiting_for_limit() == 1)
+        again = await two.engine.submit(request("one"))
+        assert again.turn_id == first.turn_id
+        clock.ahead = HOUR + 60
+        assert text(await again.turn()) == "You said: one (1)"
+        assert [words(path) for path in two.backend.seen] == [["one"]]
 
 
 async def test_a_host_that_is_stopped_leaves_its_waiting_turns_to_the_others(

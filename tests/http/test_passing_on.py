@@ -1293,6 +1293,32 @@ async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
         assert two.asked == []
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("again_at", [0, 1], ids=["there", "here"])
+async def test_a_request_that_something_between_two_proxies_sends_again_is_one_turn(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again_at: int, stream: bool
+) -> None:
+    """A reverse proxy that did not get the answer. The other proxy had handed it on, and refused the second request."""
+    send = httpx.AsyncClient.send
+
+    async def twice(client: httpx.AsyncClient, request: httpx.Request, **how: Any) -> httpx.Response:
+        if request.method == "POST" and HOP_MARK in request.headers:
+            lost = await send(client, request, **how)
+            await lost.aread()
+            await lost.aclose()
+        return await send(client, request, **how)
+
+    async with cluster(postgres_url, tmp_path) as hosts:
+        one, two = hosts
+        await one.chat("one")
+        with monkeypatch.context() as patch:
+            patch.setattr(httpx.AsyncClient, "send", twice)
+            failed = await two.chat("two", stream=stream)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "interrupted")
+        assert (await hosts[again_at].chat("two", stream=stream)).status_code == 200
+        assert [path[-1] for host in hosts for path in host.asked] == ["one", "two"]
+
+
 async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,42 @@ async def test_who_left_while_the_note_of_it_was_lost_and_says_the_same_again_ha
             assert one.asked == [["zero"], ["zero", "one"]]
 
 
+@pytest.mark.parametrize("again_at", [0, 1], ids=["another", "the same"])
+async def test_an_answer_whose_claim_is_not_answered_is_given_to_the_same_request_again(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again_at: int
+) -> None:
+    """It was pending then, as if its client had it: the same request was a second turn."""
+    monkeypatch.setattr(database, "SILENCE", 0.5)
+    async with between(postgres_url) as (url, way), cluster(postgres_url, tmp_path, 1) as (one,):
+        two = Host(url, tmp_path / "two")
+        async with up(two):
+            await one.chat("zero")
+            client = Client(one.settings.port, two.settings.port, stream=False)
+            commit, claim = one.store.commit, two.store.claim
+
+            async def commits(*given: Any, **how: Any) -> Turn:
+                client.leave()
+                return await commit(*given, **how)
+
+            async def claims(*given: Any) -> bool:
+                monkeypatch.setattr(two.store, "claim", claim)
+                silent_at("commit", way, monkeypatch)
+                return await claim(*given)
+
+            async def is_undelivered() -> bool:
+                return (await one.turns())[-1].delivery == "undelivered"
+
+            monkeypatch.setattr(one.store, "commit", commits)
+            monkeypatch.setattr(two.store, "claim", claims)
+            client.first.say()
+            await until(is_undelivered)
+            client.second.say()
+            assert b"503 Service Unavailable" in await client.second.answer()
+            client.second.socket.close()
+            assert said(await (one, two)[again_at].chat("one", stream=False)) == "You said: one (2)"
+            assert [path[-1] for path in [*one.asked, *two.asked]] == ["zero", "one"]
+
+
 async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
