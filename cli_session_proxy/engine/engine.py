@@ -900,6 +900,7 @@ class Engine:
                 try:
                     if self._ends.waiting:
                         await self._ends.store_all()
+                        read = None  # an answer that was stored, and is not kept, is off the path only now
                     live.now_doing("lease")
                     unused = None if read is None or read.state is None or read.state.others else read.unused
                     lease = self._ownership.hold(agent, live.turn, at_acceptance=unused)

@@ -44,11 +44,17 @@ class FailingStore(SqliteStore):
 
     async def commit(self, *args: Any, **more: Any) -> Any:
         self._refuse("commit")
-        return await super().commit(*args, **more)
+        committed = await super().commit(*args, **more)
+        self._refuse("after commit")
+        return committed
 
     async def fail(self, *args: Any, **more: Any) -> Any:
         self._refuse("fail")
         return await super().fail(*args, **more)
+
+    async def set_delivery(self, *args: Any, **more: Any) -> Any:
+        self._refuse("set_delivery")
+        return await super().set_delivery(*args, **more)
 
 
 @asynccontextmanager
@@ -117,6 +123,30 @@ async def test_an_end_that_could_not_be_stored_is_told_and_is_stored_when_the_st
             return [turn.status for turn in await turns_of(engine)] == ["failed"]
 
         await until(stored)
+
+
+async def test_an_answer_of_which_the_disk_said_too_late_that_it_is_not_kept_is_on_no_path(
+    make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the file, and was refused as it was synced. Its client was told that the conversation is as before."""
+    settings = make_settings()
+    store = FailingStore(settings)
+    async with on_store(settings, store, upstream) as engine:
+        await ask(engine, "one")
+        store.broken = {"after commit", "fail", "set_delivery"}
+        with pytest.raises(StoreUnavailable, match="the conversation is as before"):
+            await ask(engine, "two")
+        accept = store.accept
+
+        async def accepted(*args: Any, **more: Any) -> Any:
+            """From then on the end of the turn before can be stored."""
+            found = await accept(*args, **more)
+            store.broken = set()
+            return found
+
+        monkeypatch.setattr(store, "accept", accepted)
+        await ask(engine, "three")
+    assert heard(upstream) == ["one", "three"]
 
 
 async def test_an_end_that_was_never_stored_is_settled_by_the_next_proxy(

@@ -113,6 +113,47 @@ async def test_a_durable_write_that_the_disk_refuses_is_told_to_its_caller(words
     assert len(disk.synced) == 1
 
 
+@pytest.mark.parametrize("tells", ["the journal", "a commit"])
+async def test_what_is_written_behind_a_part_that_the_disk_refused_outlives_a_power_cut(
+    words: Words, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: str
+) -> None:
+    """A disk that promises more than it has, such as a thin one, refuses what was written already, and says so once.
+    Then an acknowledged turn was lost with the part before it."""
+    journal, after = Path(f"{words.path}-wal"), tmp_path / "after.sqlite3"
+    await words.quickly(partial(say, word="a"), Urgency.DURABLE)
+    start = _size(journal)
+    if tells == "a commit":
+        await words.note("b")
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite, "transaction", _not_on_the_disk)
+            with pytest.raises(StoreUnavailable, match="disk I/O error"):
+                await words.write("x")
+    else:
+        disk.fails = True
+        with pytest.raises(StoreUnavailable, match="no such disk"):
+            await words.quickly(partial(say, word="b"), Urgency.DURABLE)
+        disk.fails = False
+    refused = _read(journal)[start:]
+    assert await words.quickly(partial(say, word="c"), Urgency.DURABLE) == "c"
+    _cut_power(words.path, after, start, refused)
+    assert await asyncio.to_thread(_words_in, after) >= {"a", "c"}
+
+
+def _cut_power(path: Path, after: Path, start: int, refused: bytes) -> None:
+    """Copy what is on the disk: not what was refused, unless it was written again."""
+    journal = _read(Path(f"{path}-wal"))
+    if journal[start : start + len(refused)] == refused:
+        journal = journal[:start] + bytes(len(refused)) + journal[start + len(refused) :]
+    Path(f"{after}-wal").write_bytes(journal)
+    after.write_bytes(_read(path))
+
+
+def _not_on_the_disk(*_: object) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    raise error
+
+
 async def test_writes_on_the_loop_alone_do_not_let_the_log_grow(words: Words) -> None:
     sizes = []
     for number in range(10 * sqlite.CHECKPOINT):
@@ -222,6 +263,10 @@ async def test_who_waits_behind_a_write_is_told_what_held_that_up(tmp_path: Path
         assert isinstance(result, StoreUnavailable)
         assert "locked by another program" in result.message
     await words.db.close()
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes()
 
 
 def _size(path: Path) -> int:
