@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.bounds import Results, bounds
@@ -20,7 +20,8 @@ from bench.report import PAGE, PICTURE
 from bench.trace import Trace
 
 from .. import postgres
-from ..conftest import ROOT
+from ..until import until
+from .running import run
 
 # All of them: some thirty processes, on one core at a loaded time.
 SCENARIOS = "turns,parameters,edits,one-shots,chains,dumps,agents,crowd,hosts,page,freeze"
@@ -82,20 +83,29 @@ def test_without_postgresql_what_it_takes_is_left_out_and_not_judged(
     assert found["CPU of a turn on PostgreSQL, 16 agents a host, two hosts ÷ one"] is None
 
 
+async def test_a_measurement_does_not_outlive_a_test_that_is_cancelled(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    program = f"import os, time; open({str(noted)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    task = asyncio.create_task(run("timeit", "-n1", "-r1", program, folder=tmp_path))
+    await until(lambda: noted.exists() and noted.read_text())
+    pid = int(noted.read_text())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not psutil.pid_exists(pid)
+
+
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # beside other programs it takes over 300 s
 @pytest.mark.usefixtures("claude_2")
 async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     postgres.needed(postgres.programs(), "PostgreSQL")
     (tmp_path / PAGE).write_text("Words.\n<!-- written by `make bench` -->\nold numbers\n")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench", "--tiny", "--without-ccproxy", "--only", SCENARIOS,
+    said = await run(
+        "bench", "--tiny", "--without-ccproxy", "--only", SCENARIOS,
         "--json", str(tmp_path / "bench.json"), "--docs", str(tmp_path),
-        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        folder=tmp_path, env={"MPLCONFIGDIR": str(tmp_path)},
     )  # fmt: skip
-    said, failed = await process.communicate()
-    assert process.returncode == 0, failed.decode()
 
     found = json.loads((tmp_path / "bench.json").read_text())
     turns = {row["contender"]: row["value"]["runs"] for row in found["rows"] if row["measure"] == "turn"}
@@ -114,7 +124,7 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     assert page.startswith("Words.\n<!-- written")
     assert "old numbers" not in page
     assert "| warm turn, proxy ÷ bare warm CLI" in page
-    assert "| warm turn, proxy ÷ bare warm CLI" in said.decode()
+    assert "| warm turn, proxy ÷ bare warm CLI" in said
     assert "<svg" in (tmp_path / PICTURE).read_text()
 
 

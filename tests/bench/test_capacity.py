@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from bench.capacity import LONG, SHORT
 
-from ..conftest import ROOT
 from ..postgres import needed, programs
+from .running import run
 
 
 @pytest.mark.full  # a dozen processes; tests.bench.test_bench measures a proxy on PostgreSQL in every run
@@ -21,12 +18,7 @@ from ..postgres import needed, programs
 async def test_what_a_turn_takes_is_counted_in_the_store_and_on_the_processor(tmp_path: Path) -> None:
     needed(programs(), "PostgreSQL")
     few = ("--turns", "4", "--rest", "0.2", "--starts", "2")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.capacity", *few, "--json", str(tmp_path / "found.json"),
-        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    _, failed = await process.communicate()
-    assert process.returncode == 0, failed.decode()
+    await run("bench.capacity", *few, "--json", str(tmp_path / "found.json"), folder=tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
     for length in (SHORT, LONG):
         assert found[f"rows of turns a turn, question of {length} bytes"] == 1
