@@ -71,6 +71,28 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
         assert (await ask(engine, "three")).continuity == "warm"
 
 
+async def test_a_transcript_that_takes_long_to_read_is_not_read_again_and_again(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confined agent's `truncate -s 150M` took 103 seconds of a processor: thirty looks."""
+    looks = 0
+    clocks = {name: getattr(time, name) for name in ("monotonic", "process_time")}
+
+    def endless(reader: Reader, _most: int = MAX_BYTES, _without: Collection[str] = ()) -> tuple[Parsed, Reader]:
+        """Each look takes a second of a processor, and finds no end."""
+        nonlocal looks
+        looks += 1
+        return transcript.parse(b"\0"), reader
+
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        await ask(engine, "one")
+        for name, clock in clocks.items():
+            monkeypatch.setattr(time, name, lambda clock=clock: clock() + looks)
+        monkeypatch.setattr(Reader, "appended", endless)
+        assert (await ask(engine, "two")).evidence.records == "unlinked"
+    assert looks < 10
+
+
 async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_its_own(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
