@@ -98,10 +98,11 @@ OUTPUT_REFUSED = "output_refused"
 # - `replaced`    read from a file that replaced it during the turn
 # - `frames`      made from the CLI's frames, because the transcript is gone
 # - `unlinked`    made from the CLI's frames, because the transcript does not continue the path
+# - `reported`    made from the CLI's frames, because programs of a confined agent can write to its transcript
 # - `cut`         shortened, because the answer was cut at a stop sequence or a token limit
 # - `memory`      from a backend without transcripts
 # - `model`       made for the CLI from the answer of another model
-RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory", "model"]
+RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "reported", "cut", "memory", "model"]
 
 # These codes in the words of a dump. Programs have relied on them since 0.1, which stored the words (see `legacy`).
 WHY: Mapping[RepairCode, str] = {
@@ -124,6 +125,7 @@ RECORDS: Mapping[RecordsFrom, str] = {
     "replaced": "the transcript was replaced during the turn",
     "frames": "the transcript is gone; records made from the frames",
     "unlinked": "the transcript does not continue the path",
+    "reported": "made from what the CLI reported",
     "cut": "cut at a stop sequence",
     "memory": "kept in memory",
     "model": "made for the CLI from the answer of another model",

@@ -66,6 +66,7 @@ class ClaudeBackend(Backend):
     ) -> None:
         self._settings = settings
         self._store = store
+        self._sandboxes = sandboxes
         self.pool = Pool(settings, hooks, ahead=partial(sandboxes.agentless, "ahead"))
         projects = Projects(settings, sandboxes, environment.config_dir(settings))
         self._doubts = capability.Doubts()
@@ -147,7 +148,9 @@ class ClaudeBackend(Backend):
 
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         with suppress(ContextTooLong):  # its path cannot be read, so nothing can be recovered
-            return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
+            confined = self._sandboxes.was_confined(agent.dir)
+            scribe = self.sessions.scribe(agent, 1, None) if confined else None
+            return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn, scribe)
         return None
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
@@ -218,7 +221,6 @@ class _ClaudeExecution:
         self._answered: str | None = None  # the session that the CLI answered in
         self._total: float | None = None  # the session's cost, as the CLI reports it
         self._interrupted = False
-        self._compacted = False
         self._truncated: events.Truncated | None = None
         self._approved_tools = permissions.listed(job.profile)  # each call of these needs approval
         self._needs_approval: set[str] = set()  # ids of calls
@@ -263,7 +265,6 @@ class _ClaudeExecution:
                         case base.PlanTold():
                             yield event
                         case base.Compacted():
-                            self._compacted = True
                             self._reusable = False  # the process cannot be rewound past a summary
                             # A CLI that compacts before a turn does not summarise the turn's prompt.
                             if not self._ready.process.launch.capability.does("keeps_prompt"):
@@ -391,8 +392,9 @@ class _ClaudeExecution:
             frame_uuid=job.frame_uuid,
             session_id=self._answered or self._ready.session.id,
             cost_total=self._total,
-            compacted=self._compacted,
+            told=self._ready.process.told,
         )
+        self._ready.process.told = []
         try:
             with self._backend.sessions.not_held_up(self._ready.process):
                 kept = await self._backend.sessions.capture(self._ready, job.turn, outcome)

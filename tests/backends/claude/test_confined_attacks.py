@@ -1099,9 +1099,8 @@ async def test_a_conversation_that_a_shell_filled_up_is_refused_and_others_are_s
     shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six turns left 850 MB of records: each further one took 3 GB and held everybody up for 3 s."""
-    fill = 'printf \'{"type":"note","data":"%09000d"}\\n\' 0 >> $(ls $CLAUDE_CONFIG_DIR/projects/*/*.jsonl)'
     async with running(shells.settings) as engine:
-        assert "filled" in await shells.run(engine, "confined", f"{fill} && echo filled")
+        assert "filled" in await shells.run(engine, "confined", "printf %09000d 0 && echo filled")
     monkeypatch.setattr(reading, "MOST_OF_A_PATH", 9000)
     async with running(shells.settings) as engine:
         with pytest.raises(ContextTooLong, match="rewind"):

@@ -22,18 +22,19 @@ from pathlib import Path
 from .... import logs, redact
 from ....domain.approvals import Verdict
 from ....domain.client_tools import Offers, ToolPolicy, error_result
+from ....domain.limits import size_of
 from ....domain.models import JSON, NO_USAGE, Block, Usage
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
-from ...base import Called, PermissionWithdrawn
+from ...base import Activity, Called, PermissionWithdrawn
 from . import capability, frames, permissions
 from .child import AT_WORK, Child, Launch, check_tools
 from .events import CallRefused, CliEvent, Declined, PermissionRequest, ProcessDied, Result
-from .frames import FRAMES, READ_SIZE, STDERR_TAIL, End, Output, printable
+from .frames import A_VALUE, FRAMES, READ_SIZE, STDERR_TAIL, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
 from .tool_server import ToolServer, not_taken, offer
-from .turn_reader import TurnReader, calls_in
+from .turn_reader import TurnReader, calls_in, told_in
 
 # Timeouts in seconds. A CLI answers a control request in milliseconds, prints something some milliseconds after its
 # prompt, and its result within 50 ms after the model's last word (2.1.330). With the start of a process, a client gets
@@ -44,6 +45,9 @@ LOOK = 0.5  # seconds over which its processor use is measured
 INTERRUPT_WAIT = 5.0
 STOP_WAIT = 1.0  # for an abandoned turn to end; a new process takes as long
 NOT_STOPPED = f"it did not end a turn within {INTERRUPT_WAIT:g} s when it was told to"
+
+# Characters of the messages in a turn's frames that are kept until its end, each value counted as `A_VALUE`.
+MOST_TOLD = 160 * 1024 * 1024
 
 # Control requests that a CLI may refuse for good reasons.
 MAY_REFUSE = frozenset({"set_model"})
@@ -82,6 +86,9 @@ class ClaudeProcess:
         self._model: str | None = None  # the model's id, as the process reports it
         self.runs: str | None = None  # the version that it reports
         self._checked: object = None  # the checked tools of its last `init` frame
+        # Of the last turn, if the process is confined: the messages in its frames; None: too many.
+        self.told: list[JSON] | None = []
+        self._told_size = 0
         self.env_set: Mapping[str, str] = {}  # variables changed by `set_env`
         self._closing: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # the timeout of an expected output
@@ -217,7 +224,7 @@ class ClaudeProcess:
             reader = self._reader
             reader.go_on(policy)
         self._output.listen()
-        self.busy = True
+        self.busy, self.told, self._told_size = True, [], 0
         self._write(lines)
         complete = False
         later, hooked = asyncio.get_running_loop().call_later, self._may_take_long
@@ -241,6 +248,8 @@ class ClaudeProcess:
                 if results and (call := not_taken(frame, results)) is not None:
                     raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
                 events = reader.feed(frame)
+                if self.launch.confined and events != [Activity("repeated")] and (told := told_in(frame)) is not None:
+                    self._note(told)
                 if reader.call_without_frame:
                     why = "it made a call of a client's tool, and no frame had told of that call"
                     self._failed("mcp_set_servers", why)
@@ -279,7 +288,7 @@ class ClaudeProcess:
                 self._stopping.cancel()
                 self._stopping = None
             if not complete:
-                self._spoiled, self.busy = True, False
+                self._spoiled, self.busy, self.told = True, False, []
 
     @property
     def used(self) -> Usage:
@@ -332,6 +341,14 @@ class ClaudeProcess:
         """Answer a permission request of the CLI. Ignored if that is no longer open."""
         if self._open_requests.pop(asked.request_id, None) is not None:
             self._write(frames.line(permissions.answer(asked, verdict)))
+
+    def _note(self, told: JSON) -> None:
+        size = size_of([told], MOST_TOLD - self._told_size, A_VALUE)
+        self._told_size += size or 0
+        if size is None:
+            self.told = None
+        elif self.told is not None:
+            self.told.append(told)
 
     def _release(self) -> None:
         self._open_requests.clear()

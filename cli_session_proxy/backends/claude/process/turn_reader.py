@@ -35,6 +35,7 @@ _PROMPTS = "user_message_uuids"
 REFUSAL = "refusal"
 # A refusal in a result of a CLI without partial messages: 1.0 has no other sign of it (1.0.120).
 _POLICY = "appears to violate our Usage Policy"
+_SUMMARY = "This session is being continued from a previous conversation"  # its beginning (1.0.120 to 2.1.332)
 _RESULT_DETAIL = (
     "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
     "duration_api_ms", "ttft_ms", "startup_failure_reason",
@@ -417,6 +418,22 @@ def calls_in(frame: JSON | None) -> list[Block]:
     if frame is None or frame.get("type") != "assistant" or frame.get("parent_tool_use_id") is not None:
         return []
     return [block for block in _blocks(_dict(frame.get("message"))) if block.get("type") == "tool_use"]
+
+
+def told_in(frame: JSON | None) -> JSON | None:
+    """The message of the conversation in this frame or record: the model's, results of its calls, or what the CLI adds
+    to them (a skill, a document). None if there is none, or if it is a sub-agent's, a summary, or the CLI's in the
+    model's place."""
+    if frame is None or frame.get("parent_tool_use_id") is not None or frame.get("type") not in ("assistant", "user"):
+        return None
+    message, by_cli = _dict(frame.get("message")), frame.get("isSynthetic") or frame.get("isMeta")
+    content = _blocks(message)
+    is_words = frame["type"] == "assistant" and message.get("model") != SYNTHETIC_MODEL
+    is_result = frame["type"] == "user" and any(block.get("type") == "tool_result" for block in content)
+    is_summary = any(str(block.get("text", "")).startswith(_SUMMARY) for block in content)
+    if not (is_words or is_result or (frame["type"] == "user" and by_cli and content and not is_summary)):
+        return None
+    return {**message, "role": frame["type"], "content": content}
 
 
 def _dict(value: object) -> JSON:

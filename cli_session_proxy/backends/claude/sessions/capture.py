@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,8 +30,9 @@ from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry, Parsed, Reader, Scribe, mending
 from ..transcript.entries import MAX_BYTES, TooMuchAppended, parse_file
 from ..transcript.mending import Head
+from ..transcript.writing import NO_CONTENT
 from . import composing, paths
-from .exchanges import exchanges, is_compaction, is_prompt
+from .exchanges import exchanges, is_prompt
 from .rewinding import WarmPath
 from .sharing import SharedUse
 
@@ -52,9 +52,6 @@ FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
 
-# What the CLI writes in place of a client's result without a text (2.1.332).
-_NO_OUTPUT = re.compile(r"\([\w-]+ completed with no output\)|Command failed with no output|Unknown error")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome(Answered):
@@ -64,7 +61,7 @@ class TurnOutcome(Answered):
     frame_uuid: str
     session_id: str
     cost_total: float | None = None
-    compacted: bool = False  # the CLI said so
+    told: Sequence[JSON] | None = ()  # the messages in a confined CLI's frames; None: too many
 
     @property
     def as_cli_has_it(self) -> tuple[Block, ...]:
@@ -153,6 +150,8 @@ class Captures:
 
         Raises WrongTranscript if the records show that the process continued another conversation.
         """
+        if ready.process.launch.confined:
+            return await asyncio.to_thread(_reported, ready, turn, outcome)
         copied = outcome.session_id != ready.session.id
         known = (await paths.parsed(await self._path(ready))).path if copied or outcome.stopped else []
         if outcome.stopped:
@@ -189,10 +188,7 @@ class Captures:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
             with contextlib.suppress(TooMuchAppended):
-                read = partial(self._from_appended, reader, ready, outcome, most=SMALL)
-                # See `Sessions._has_only_notes_added`.
-                captured = await _read(path, read) if ready.process.launch.confined else read()
-                reader = None
+                captured, reader = self._from_appended(reader, ready, outcome, most=SMALL), None
         else:
             try:
                 reader = await _read(path, Reader.after, path, mark)
@@ -307,6 +303,8 @@ class Captures:
         return replace(captured, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
+        if ready.process.launch.confined:
+            return _never_equal(ready, records)
         path_records = await asyncio.to_thread(mending.shown, [*await self._path(ready), *records])
         form = ready.process.launch.capability.form
         return await _read(path, partial(transcript.write, Path(path), path_records, session_id, form=form))
@@ -332,12 +330,88 @@ def _composed(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Reco
             if any(part["text"].strip() for part in texts):  # else the CLI adds a text of its own
                 result = "\n".join(part["text"] for part in texts).strip() if block.get("is_error") else texts
             sent.append({**block, "content": result})
-        content = tuple(sent)
+        content = tuple({block["tool_use_id"]: block for block in sent}.values())
+    if told := answer_of(outcome.told or (), content, scribe, turn.model, outcome.frame_uuid):
+        if _is_answer(transcript.parse_records(told), ready, outcome):
+            return told
+        scribe.parent = ready.leaf
     prompt = [scribe.record(Message("user", content), turn.model, record_uuid=outcome.frame_uuid)] if content else []
     if not outcome.as_cli_has_it and ready.process.launch.capability.takes_tools:
         # A CLI drops an empty answer when it loads it, and adds a message of its own after the prompt.
         return [*prompt, composing.closing_record(scribe)]
     return [*prompt, scribe.record(Message("assistant", client_tools.as_cli(outcome.as_cli_has_it)), turn.model)]
+
+
+def _reported(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> CapturedRecords:
+    """A confined agent's turn: what was sent, and what the CLI reported.
+
+    Programs of the agent can write to its transcript, so nothing in it counts: not words, nor the CLI's notes, by which
+    it would forget or replace what was said before. It is written anew before another process loads it.
+    """
+    records = _composed(ready, turn, outcome)
+    if outcome.stopped:
+        entries = transcript.parse_records(records).entries
+        scribe, unseen = ready.scribe(outcome.session_id), ready.process.launch.capability.takes_tools
+        records = composing.cut_answer(
+            entries, outcome.as_cli_has_it, scribe, turn.model, unseen=unseen, no_prompt=ready.no_prompt
+        )
+    return CapturedRecords(records, _never_equal(ready, records), "cut" if outcome.stopped else "reported")
+
+
+def _never_equal(ready: LiveSession, records: Sequence[Record]) -> FileMark:
+    """The mark of a transcript that is not read: no file is equal to it. Its time is the one from which on files beside
+    the transcript are new; file systems have coarse clocks."""
+    leaf = next((record.uuid for record in reversed(records) if record.uuid is not None), ready.leaf)
+    return FileMark(0, 0, 0, time.time_ns() - 10_000_000, "", leaf)
+
+
+def answer_of(
+    told: Sequence[JSON], sent: Sequence[Block], scribe: Scribe, model: str, frame_uuid: str | None
+) -> list[Record]:
+    """Records of what was sent to a CLI, and of the messages that it reported; none if it reported none.
+
+    A client's result is as it was sent, at its place. What the CLI has added in a user's name becomes a part of the
+    result before it: programs can imitate the CLI, and may say whatever they like in their results.
+    """
+    left = {block["tool_use_id"]: block for block in sent if block.get("type") == "tool_result"}
+    clients, answered = frozenset(left), set[object]()
+    messages: list[JSON] = []
+    for message in told:
+        content: list[Block] = message["content"]
+        if message["role"] == "user":
+            results: list[Block] = []
+            for block in content:
+                call = block.get("tool_use_id")
+                if block.get("type") == "tool_result" and call not in answered:  # a call has one result
+                    answered.add(call)
+                    results.append(left.pop(call, block))
+            added = [block for block in content if block.get("type") != "tool_result"]
+            if not results and added and messages and messages[-1]["role"] == "user":
+                results = messages.pop()["content"]
+            if results and added and results[-1].get("tool_use_id") not in clients:
+                said = results[-1].get("content")
+                blocks = said if isinstance(said, list) else [{"type": "text", "text": str(said or NO_CONTENT)}]
+                results[-1] = {**results[-1], "content": [*blocks, *added]}
+            content = results
+        if content:
+            messages.append({**message, "content": content})
+    rest = tuple(block for block in sent if block.get("type") != "tool_result" or block["tool_use_id"] in left)
+    prompt = [scribe.record(Message("user", rest), model, record_uuid=frame_uuid)] if rest and messages else []
+    return [*prompt, *scribe.told(messages, model)]
+
+
+def _is_answer(told: Parsed, ready: LiveSession, outcome: TurnOutcome) -> bool:
+    """Whether these records are valid, and have the turn's whole answer; of one that was cut they may have more or
+    less."""
+    blocks = [block for entry in told.path if entry.kind == "assistant" for block in entry.content]
+    said, expected = (
+        "".join(b["text"] for b in of if b.get("type") == "text") for of in (blocks, outcome.as_cli_has_it)
+    )
+    if not all(entry.sound for entry in told.entries):
+        return False
+    if outcome.stopped:
+        return said.startswith(expected) or expected.startswith(said)
+    return said == expected and is_complete_turn(told.path, ready, outcome)
 
 
 def records_after(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
@@ -373,10 +447,8 @@ def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[
     except (OSError, SessionBusy):  # the answer is complete: its records are made from the frames
         return []
     if outcome.session_id != ready.session.id:
-        added = records_after_copy(known, parsed, ready.leaf)
-    else:
-        added = records_after(parsed.entries, ready.leaf, ready.results)
-    return added if is_as_said(transcript.conversation_of(added), ready, outcome, cut=True) else []
+        return records_after_copy(known, parsed, ready.leaf)
+    return records_after(parsed.entries, ready.leaf, ready.results)
 
 
 def _continued_path(path: str, ready: LiveSession, known: Sequence[Entry], outcome: TurnOutcome) -> bool:
@@ -510,57 +582,10 @@ def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: Tur
         return []
     if is_damaged(conversation, [*ready.prompt, *ready.results.values(), *outcome.as_cli_has_it]):
         return []
-    if not is_as_said(conversation, ready, outcome):
-        return []
     is_ours = any(entry.uuid == outcome.frame_uuid for entry in users)
     if not is_ours and users:  # CLI 1.x gives our prompt another uuid; it does not write `promptSource`
         is_ours = not any(entry.data.get("promptSource") for entry in users)
     return [entry.record() for entry in entries] if is_ours or ready.no_prompt else []
-
-
-def is_as_said(conversation: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome, *, cut: bool = False) -> bool:
-    """Whether the prompt, the client's results and the answer in these records are the turn's, and no summary replaces
-    what was said before. `cut`: of an answer that was cut the CLI may have written more or less.
-
-    Programs of a confined agent can write to its transcript, so there only what was sent, and what the CLI said,
-    counts. Not covered: notes in the CLI's name, calls and results of its own tools, and what is in an image, because
-    it makes some smaller. (CLI 2.1.332, 2.1.71 and 1.0.120 write the texts of prompt and answer as they were said: 748
-    turns; 2.1.332 those of results but for whitespace, and says if there are none: 51.)
-    """
-    if not ready.process.launch.confined:
-        return True
-    users = (entry for entry in conversation if entry.uuid == outcome.frame_uuid or is_prompt(entry))
-    asked, sent = [block for entry in users for block in entry.content], () if ready.no_prompt else ready.prompt
-    written = _text([block for entry in conversation if entry.kind == "assistant" for block in entry.content])
-    said = _text(outcome.as_cli_has_it)
-    blocks = (block for entry in conversation for block in entry.content)
-    results = [
-        block for block in blocks if block.get("type") == "tool_result" and block["tool_use_id"] in ready.results
-    ]
-    for result in results:
-        found, expected = (_text(one.get("content")) for one in (result, ready.results[result["tool_use_id"]]))
-        is_same = "".join(found.split()) == "".join(expected.split())
-        if not is_same and (expected.strip() or not _NO_OUTPUT.fullmatch(found)):
-            return False
-    summed_up = any(is_compaction(entry) or entry.data.get("isCompactSummary") for entry in conversation)
-    return (
-        (outcome.compacted or not summed_up)
-        and _text(asked) == _text(sent)  # an older CLI gets one text as two blocks (`frames.user_frame`)
-        and _other_than_text(asked) == _other_than_text(sent)
-        and ready.results.keys() == {result["tool_use_id"] for result in results}
-        and (written == said or (cut and (written.startswith(said) or said.startswith(written))))
-    )
-
-
-def _text(content: Iterable[Block] | str | None) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(block["text"] for block in content or () if block.get("type") == "text")
-
-
-def _other_than_text(blocks: Iterable[Block]) -> list[Block]:
-    others = (block for block in blocks if block.get("type") != "text")
-    return [{"type": "image"} if block.get("type") == "image" else block for block in others]
 
 
 def is_complete_turn(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:

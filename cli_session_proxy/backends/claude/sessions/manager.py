@@ -23,7 +23,7 @@ from pathlib import Path
 from .... import logs
 from ....domain import client_tools
 from ....domain.client_tools import Offers
-from ....domain.evidence import Evidence, Note, Repair
+from ....domain.evidence import NOTHING, Evidence, Note, Repair
 from ....domain.forms import replace
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
@@ -389,7 +389,7 @@ class Sessions:
         parent_id = None if parent is None else parent.id
         for session_id in self._pool.sessions_in(context.cwd):
             warm_path, session = self._warm_paths.get(session_id), await self._store.session(session_id)
-            if warm_path is None or session is None or not await self._has_only_notes_added(job, session, warm_path):
+            if warm_path is None or session is None or not self._has_only_notes_added(job, session, warm_path):
                 continue  # its memory is unknown, or a person has continued there
             point: RewindPoint | None = None  # None: its memory is the path already
             if warm_path.turn_id != parent_id:
@@ -495,15 +495,16 @@ class Sessions:
         if warm_path is None or warm_path.turn_id != parent.id:
             # The session continued without this process (another proxy, a failed turn): its memory is outdated.
             await self._pool.discard(session.id)
-        elif warm is not None and await self._has_only_notes_added(context.job, session, warm_path) and warm.usable:
+        elif warm is not None and self._has_only_notes_added(context.job, session, warm_path) and warm.usable:
             # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
-            return PreparedSession(replace(session, mark=warm_path.mark), True, "resumed", (), UNCHANGED)
+            seen = NOTHING if warm.launch.confined else UNCHANGED
+            return PreparedSession(replace(session, mark=warm_path.mark), True, "resumed", (), seen)
         path = self._projects.path(context.cwd, session.id)
         if parent.evidence.shared and not session.transcript:
             return await self._repairs.write_first(context, parent, session, path)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
-        if verdict.found == "equal":
+        if verdict.found == "equal" and not self._sandboxes.was_confined(context.job.agent.dir):
             seen = Evidence(verified=verdict.note)
             if self._pool.peek(session.id) is None:
                 return await self._repairs.as_it_is(context, parent, session, verdict.mark, seen)
@@ -512,13 +513,10 @@ class Sessions:
         await self._end(session.id)
         return await self._repairs.mend(context, parent, session, path)
 
-    async def _has_only_notes_added(self, job: Job, session: Session, warm_path: WarmPath) -> bool:
-        """See `Captures`. Off the event loop if programs of the agent can run in its folder: one that lists it
-        can hold up whoever looks for a file there, for minutes."""
-        if self._sandboxes.was_confined(job.agent.dir):
-            folder = Path(session.transcript).parent
-            return await in_thread_at(folder, self.captures.has_only_notes_added, session, warm_path)
-        return self.captures.has_only_notes_added(session, warm_path)
+    def _has_only_notes_added(self, job: Job, session: Session, warm_path: WarmPath) -> bool:
+        """See `Captures`. Nothing counts that is added to a confined agent's."""
+        confined = self._sandboxes.was_confined(job.agent.dir)
+        return confined or self.captures.has_only_notes_added(session, warm_path)
 
     async def foreign(self, agent: Agent, parent: Turn) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""

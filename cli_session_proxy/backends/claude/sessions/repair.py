@@ -231,6 +231,15 @@ class Repairs:
         exchange is unfinished.
         """
         verdict = await self.check(path, session, parent)
+        if self._projects.sandboxes.was_confined(context.job.agent.dir):
+            # Its programs may have written there what a CLI loads, and we do not read. It is written anew in any case.
+            others = context.capability.tags and await tails.has_others(self._store, context.job.agent, verdict)
+            if others or verdict.found in ("missing", "unreadable"):
+                return await self._rebuild(context, parent, session, path, verdict)
+            mark, count = await self._write(context, parent, path)
+            session = context.session(session.id, session.transcript, mark, session)
+            anew = f"written anew from the chain's {count} records: programs of the agent can write to it"
+            return PreparedSession(session, True, "resumed", (), Evidence(verified=anew))
         if verdict.found == "equal":  # the last process had not finished writing it
             return await self.as_it_is(context, parent, session, verdict.mark, Evidence(verified=verdict.note))
         if verdict.found == "missing":
@@ -238,9 +247,8 @@ class Repairs:
             if moved is not None:
                 return moved
             verdict = await self.check(path, session, parent)
-        confined = self._projects.sandboxes.was_confined(context.job.agent.dir)
-        # A damaged path may have a tail, too. Programs of a confined agent can write one, as if it were a person's.
-        if (verdict.found == "tail" or verdict.tail) and not confined:
+        # A damaged path may have a tail, too.
+        if verdict.found == "tail" or verdict.tail:
             verdict = await self._wait_for_person(context, parent, session, path, verdict)
             entries = await tails.adoptable(self._store, context.job.agent, parent, verdict)
             if entries and not context.job.adopt:  # not at the head: the turn continues the path without them
@@ -251,7 +259,7 @@ class Repairs:
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
-        if self._projects.sandboxes.was_confined(agent.dir):  # see `mend`
+        if self._projects.sandboxes.was_confined(agent.dir):  # its programs can write the same
             return None
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.broken or not transcript.is_complete(verdict.tail):

@@ -83,6 +83,12 @@ async def lacks_other_models(store: Store, agent: Agent, parent: Turn, session: 
     return prompts.issubset(await store.own_frames(agent.key, [*prompts]))
 
 
+async def has_others(store: Store, agent: Agent, verdict: FileVerdict) -> bool:
+    """Whether the transcript has prompts that are neither the chain's nor in one of our frames."""
+    prompts = await asyncio.to_thread(_prompts, verdict.unknown or verdict.tail)
+    return not prompts <= await store.own_frames(agent.key, [*prompts])
+
+
 async def has_own_frame(store: Store, agent: Agent, entries: Sequence[Entry]) -> bool:
     """Whether one of these entries is a frame that we sent."""
     uuids = [entry.piece_of or entry.uuid for entry in entries if entry.kind == "user"]

@@ -156,6 +156,8 @@ class Verifier:
 
     async def _compared(self, agent: Agent, session: Session) -> SessionResult:
         assert session.tip_turn_id is not None
+        if self._sandboxes.was_confined(agent.dir):  # its programs can write to it: the next turn writes it anew
+            return SessionResult(unwritten=True)
         path = self._projects.path(self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
         if not at_head and session.mark is not None:

@@ -8,13 +8,14 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ....domain.models import FileMark, Message, Record
+from ....domain import limits
+from ....domain.models import JSON, FileMark, Message, Record
 from ....domain.times import LAST_TIME
 from .entries import mark_of, parse_records
 from .files import checked, is_file, put_back, temporary
@@ -28,6 +29,7 @@ NO_CONTENT = "(no content)"
 
 NEWEST = Loading()
 
+_TOKENS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _SESSION_ID = re.compile(r'"sessionId":"([0-9a-fA-F-]{36})"')
 _TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
 
@@ -143,6 +145,25 @@ class Scribe:
                 "usage": {"input_tokens": 0, "output_tokens": 0},
             }
         return self._line({"type": message.role, "message": body}, record_uuid)
+
+    def told(self, messages: Iterable[JSON], model: str) -> Iterator[Record]:
+        """Records of the messages that a CLI reported in a turn, with only what the model is shown of them. A CLI joins
+        pieces of one message by its id; an id of an earlier turn must not come again."""
+        ids: dict[str, str] = {}
+        for message in messages:
+            body: JSON = {"role": message["role"], "content": message["content"]}
+            if message["role"] == "assistant":
+                told, named = message.get("usage"), message.get("model")
+                usage = {name: limits.count((told if isinstance(told, dict) else {}).get(name)) for name in _TOKENS}
+                body |= {
+                    "id": ids.setdefault(str(message.get("id")), f"msg_{uuid.uuid4().hex}"),
+                    "type": "message",
+                    "model": named if limits.is_model(named) else model,
+                    "stop_reason": "end_turn",
+                    "stop_sequence": None,
+                    "usage": usage,
+                }
+            yield replace(self._line({"type": message["role"], "message": body}), synthetic=False)
 
     def notice(self, words: str) -> Record:
         """A message that a CLI shows to a person who opens the session, never to the model (run on 2.1.71 and
