@@ -708,8 +708,8 @@ class Engine:
             return
         patience = END_ELSEWHERE + self.settings.lease
         self._cancelled_elsewhere[turn.id] = by  # this proxy may take the turn over meanwhile
-        await self.store.cancel(turn.id, turn.instance, by)
         try:
+            await self.store.cancel(turn.id, turn.instance, by)
             async with asyncio.timeout(patience):
                 await self._recovery.finished_elsewhere(turn.id, agent, self._ownership.hold)
         except TimeoutError as exc:

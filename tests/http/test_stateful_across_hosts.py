@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from cli_session_proxy.commands import dumping, listing, verifying
 from cli_session_proxy.domain.models import Agent, Turn
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.redis import RedisRegistry
 from cli_session_proxy.wires import answers
@@ -90,6 +91,24 @@ async def test_a_background_response_is_cancelled_elsewhere(postgres_url: str, t
         assert (ended.status_code, ended.json()["status"]) == (200, "cancelled")
         assert one.engine.running() == 0
         assert not await two.store.asked(one.engine._instances.id)
+
+
+async def test_a_cancellation_that_the_store_refused_is_not_carried_out_later(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    async with cluster(postgres_url, tmp_path, each=[{"advertise": "http://127.0.0.1:1"}]) as (one, two):
+        name = await begun(one)
+        with monkeypatch.context() as patch:
+            patch.setattr(two.store, "cancel", away)
+            assert (await two.http.post(f"/v1/responses/{name}/cancel")).status_code == 503
+        # Else a turn that this proxy takes over is cancelled, whose client was told that it was not.
+        assert two.engine._cancelled_elsewhere == {}
+        one.model.open.set()
+        await until(lambda: one.engine.running() == 0)
+        assert (await two.http.get(f"/v1/responses/{name}")).json()["status"] == "completed"
 
 
 async def test_a_stream_that_was_cut_is_read_on_at_another_host(
