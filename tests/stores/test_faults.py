@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +35,7 @@ from cli_session_proxy_store_conformance.samples import (
     turn_of,
 )
 
+from ..conftest import CONFORMANCE, ROOT
 from ..until import PATIENCE
 
 FOREIGN = b"something else entirely" * 100
@@ -130,6 +133,39 @@ async def test_a_cancelled_caller_leaves_a_store_that_works(path: Path) -> None:
         turns = await gathered(store.turns(agent.key))
         assert turns[-1].id == "after"
         assert len({turn.seq for turn in turns}) == len(turns)
+
+
+ONE_LARGE_TURN = """
+import asyncio, os, sys
+from pathlib import Path
+from cli_session_proxy.domain.models import Message
+from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, accepted, an_agent, opened
+
+async def main():
+    async with opened(lambda: SqliteStore(Path(sys.argv[1]))) as store:
+        agent = await an_agent(store)
+        turn = await accepted(store, a_turn(agent, "t1", input=(Message.user("x" * 100_000),)))
+        await store.begin(**a_begin(turn))
+        print((await store.commit(**a_commit(turn, agent))).status)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_turn_needs_no_room_in_the_folder_for_temporary_files(path: Path, tmp_path: Path) -> None:
+    """Anybody may have filled that one. Then turns of more than 60 KB failed, and the store's own disk was blamed.
+    SQLite reads the folder's name once in a process."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    os.utime(folder, (1, 1))
+    env = {"SQLITE_TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(map(str, (ROOT, CONFORMANCE)))}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ONE_LARGE_TURN, str(path), env=env, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert said.split() == [b"completed"]
+    assert os.stat(folder).st_mtime == 1  # no file was ever made there
 
 
 async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
