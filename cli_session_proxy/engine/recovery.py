@@ -146,14 +146,14 @@ class Recovery:
         silent = await self._silent()
         strays = [stray for instance in dead for stray in self._instances.children(instance)]
         await self._backend.end_strays(strays)
-        here: set[str] = set()
+        doubted, here = set(self._in_doubt), set[str]()
         open_turns: list[Turn] = []
         async for turn in self._store.unfinished():
             if turn.instance == self._instances.id:
                 here.add(turn.id)
             if turn.id in self._in_doubt or await self._instances.is_gone(turn.instance):
                 open_turns.append(turn)
-        self._in_doubt &= here
+        self._in_doubt -= doubted - here
         in_use, failed = False, 0
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
             agent = await self._store.agent_by_key(agent_key)

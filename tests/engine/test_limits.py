@@ -378,8 +378,9 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
         assert [text(turn) for turn in await kept()] == ["You said: one (1)", "You said: two (2)"]
 
 
+@pytest.mark.parametrize("while_read", [False, True], ids=["before", "while the unfinished turns are read"])
 async def test_a_turn_whose_taking_over_was_not_answered_is_sent_once_the_limit_is_over(
-    postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, while_read: bool
 ) -> None:
     """The store had it as a turn of the second host, which did not know it: nobody sent it."""
     async with pair(postgres_url, tmp_path) as (one, two):
@@ -392,11 +393,27 @@ async def test_a_turn_whose_taking_over_was_not_answered_is_sent_once_the_limit_
             await take_over(*given)
             raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
 
+        unfinished, is_read, goes_on = two.store.unfinished, asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> AsyncIterator[Turn]:
+            for turn in [turn async for turn in unfinished()]:
+                yield turn
+            is_read.set()
+            await goes_on.wait()
+
         monkeypatch.setattr(two.store, "take_over", unanswered)
         await one.cut_off()
+        recovering: asyncio.Task[bool] | None = None
+        if while_read:
+            monkeypatch.setattr(two.store, "unfinished", slowly)
+            recovering = asyncio.create_task(two.engine._recovery.recover(two.engine._ownership.hold_if_free))
+            await is_read.wait()
         second = await two.engine.submit(request("two"))
         with pytest.raises(StoreUnavailable):
             await second.turn()
+        goes_on.set()
+        if recovering is not None:
+            await recovering
         await until(lambda: two.engine.waiting_for_limit() == 1)
         again = await two.engine.submit(request("one"))
         assert again.turn_id == first.turn_id
