@@ -44,6 +44,7 @@ from ..sql.migrations import moved
 from .file import (
     ADVICE,
     ERRORS,
+    IN_MEMORY,
     MOVED,
     QUICK,
     READERS_WAIT,
@@ -136,6 +137,7 @@ class SqliteDatabase(Lifecycle, Database):
         self._sync_due = False  # the next group must put them there
         # Used by the writer thread; the event loop reads them only between two groups.
         self._commits_sync = True  # the next commit waits for the disk
+        self._in_memory = False  # a statement of the writer is journaled in memory
         self._group_synced = False  # the group synced everything before it
         self._has_gap = False  # see `_close_gap`
         self._waited_for = EARLIER_WRITES
@@ -369,7 +371,7 @@ class SqliteDatabase(Lifecycle, Database):
             kinds = ((WRITING, self.busy_timeout), (READING, self.busy_timeout), (QUICK, 0.0))
             self._engines = [engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
             to_write, to_read, to_be_quick = self._engines
-            self._writer, self._commits_sync = to_write.connect(), True
+            self._writer, self._commits_sync, self._in_memory = to_write.connect(), True, False
             use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
@@ -455,6 +457,9 @@ class SqliteDatabase(Lifecycle, Database):
         self._close_gap()
         if full != self._commits_sync:
             self._sync_commits(full)
+        if self._in_memory is group[0].alone:  # what runs alone may change more than fits into memory
+            driver_of(self._writer).execute("PRAGMA temp_store=FILE" if group[0].alone else f"PRAGMA {IN_MEMORY}")
+            self._in_memory = not group[0].alone
         self._waited_for = EARLIER_WRITES
         file: Any = self._writer.connection.dbapi_connection
         changes_before = file.total_changes

@@ -41,13 +41,14 @@ class Kind(NamedTuple):
 
 
 # secure_delete: deleted data is overwritten. A turn writes no more bytes for it (110.15 MB for 600, either way).
-# temp_store: a statement of more than 64 KB is journaled in memory, and not in TMPDIR, which may be full.
-_OF_WRITERS = (f"journal_size_limit={WAL_KEPT}", "secure_delete=ON", "temp_store=MEMORY")
+_OF_WRITERS = (f"journal_size_limit={WAL_KEPT}", "secure_delete=ON")
 # FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise.
 WRITING = Kind("BEGIN IMMEDIATE", ("synchronous=FULL", "fullfsync=ON", *_OF_WRITERS))
 READING = Kind("BEGIN", ("query_only=ON",))
+# A statement of more than 64 KB is journaled in memory, and not in TMPDIR, which may be full.
+IN_MEMORY = "temp_store=MEMORY"
 # Without checkpoints, which wait for the disk: the writer makes them.
-QUICK = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0", *_OF_WRITERS))
+QUICK = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0", IN_MEMORY, *_OF_WRITERS))
 
 
 def cause_of(exc: BaseException) -> tuple[BaseException | None, int]:
