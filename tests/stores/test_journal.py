@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from sqlalchemy import Connection
@@ -133,17 +135,40 @@ async def test_what_is_written_behind_a_part_that_the_disk_refused_outlives_a_po
         with pytest.raises(StoreUnavailable, match="no such disk"):
             await words.quickly(partial(say, word="b"), Urgency.DURABLE)
         disk.fails = False
-    refused = _read(journal)[start:]
+    end, written = _size(journal), []
+    copyfileobj = shutil.copyfileobj
+
+    def copied(kept: BinaryIO, again: BinaryIO) -> None:
+        copyfileobj(kept, again)
+        written.append(again.name)
+
+    monkeypatch.setattr(shutil, "copyfileobj", copied)
     assert await words.quickly(partial(say, word="c"), Urgency.DURABLE) == "c"
-    _cut_power(words.path, after, start, refused)
+    _cut_power(words.path, after, slice(start, end) if str(journal) not in written else slice(0))
     assert await asyncio.to_thread(_words_in, after) >= {"a", "c"}
 
 
-def _cut_power(path: Path, after: Path, start: int, refused: bytes) -> None:
+async def test_who_reads_does_not_hold_up_the_writes_behind_a_part_that_the_disk_refused(
+    words: Words, disk: Disk
+) -> None:
+    """Each was refused for as long as another program read."""
+    await words.quickly(partial(say, word="a"), Urgency.DURABLE)
+    with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM said").fetchall()
+        disk.fails = True
+        for word in ("b", "c"):
+            with pytest.raises(StoreUnavailable, match="no such disk"):
+                await words.quickly(partial(say, word=word), Urgency.DURABLE)
+        disk.fails = False
+        assert await words.quickly(partial(say, word="d"), Urgency.DURABLE) == "d"
+        assert await words.write("e") == "e"
+
+
+def _cut_power(path: Path, after: Path, refused: slice) -> None:
     """Copy what is on the disk: not what was refused, unless it was written again."""
-    journal = _read(Path(f"{path}-wal"))
-    if journal[start : start + len(refused)] == refused:
-        journal = journal[:start] + bytes(len(refused)) + journal[start + len(refused) :]
+    journal = bytearray(_read(Path(f"{path}-wal")))
+    journal[refused] = bytes(len(journal[refused]))
     Path(f"{after}-wal").write_bytes(journal)
     after.write_bytes(_read(path))
 

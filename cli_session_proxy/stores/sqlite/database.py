@@ -20,10 +20,8 @@ disk: a warm turn takes 0.2 to 1.9 ms less so. All of a turn's writes share one 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -418,12 +416,14 @@ class SqliteDatabase(Lifecycle, Database):
 
     def _sync(self, *, checkpoint: bool) -> list[Any]:
         """Wait until all writes so far are on the disk."""
-        self._close_gap()
-        try:
-            sync(f"{self.path}-wal")
-        except OSError:
-            self._has_gap = True
-            raise
+        if self._has_gap:
+            self._close_gap()
+        else:
+            try:
+                sync(f"{self.path}-wal")
+            except OSError:
+                self._has_gap = True
+                raise
         self._group_synced = True
         if checkpoint:
             assert self._writer is not None
@@ -435,26 +435,28 @@ class SqliteDatabase(Lifecycle, Database):
         return []
 
     def _close_gap(self) -> None:
-        """Put the WAL into the database, and begin another one, if the disk has refused a part of it. The kernel says
-        so once, and keeps the part in memory only: after a power cut all that was written behind it would be lost,
-        although it was synced. Raises `StoreUnavailable`."""
-        if not self._has_gap:
-            return
-        try:  # what is refused in the database would be lost there (ext4 on a thin disk, Linux 6.18): so try it before
-            with tempfile.TemporaryFile(dir=self.path.parent) as trial, open(f"{self.path}-wal", "rb") as wal:
-                shutil.copyfileobj(wal, trial)
-                trial.flush()
-                os.fsync(trial.fileno())
+        """Write the WAL again, where it is: the disk has refused a part of it. The kernel says so once, and keeps the
+        part in memory only: after a power cut all that was written behind it would be lost, although it was synced. A
+        checkpoint would not do: it waits for readers, and a power cut in it leaves old pages above newer ones."""
+        assert self._writer is not None
+        file = f"{self.path}-wal"
+        driver = driver_of(self._writer)
+        driver.execute(WRITING.begin)  # nobody else may write it, or begin it anew
+        try:
+            with open(file, "rb") as kept, open(file, "r+b") as again:
+                shutil.copyfileobj(kept, again)
+            sync(file)
         except OSError as exc:
             raise self._unavailable(exc) from exc
-        if not self._empty_log():
-            raise self._locked(ANOTHER_PROGRAM)
+        finally:
+            driver.rollback()
         self._has_gap = False
 
     def _together(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """Run these writes in one transaction. Returns their results."""
         assert self._writer is not None
-        self._close_gap()
+        if self._has_gap:
+            self._close_gap()
         if full != self._commits_sync:
             self._sync_commits(full)
         if self._in_memory is group[0].alone:  # what runs alone may change more than fits into memory
