@@ -354,6 +354,23 @@ async def test_what_a_program_hides_while_a_turn_runs_is_not_forgotten(shells: S
     assert "forged" not in told
 
 
+async def test_thinking_that_a_new_process_cannot_show_is_left_out_and_told(shells: Shells) -> None:
+    """Its signature covers the CLI's notes, which are not among the records: the provider refused each first request of
+    a process, and no turn said that the thinking was gone."""
+    shells.upstream.when("where", Reply("in Rome", thinking="deep thought"))
+    async with running(shells.settings) as engine:
+        await say(engine, "word-1")
+        await say(engine, "where")
+        await say(engine, "word-2")
+        assert "deep thought" in shells.upstream.requests[-1].raw.decode()
+    async with running(shells.settings) as engine:
+        turn = await ask(engine, "word-3", agent="confined", profile="confined")
+        assert [(note.code, note.count) for note in turn.evidence.notes] == [("thinking_left_out", 1)]
+    assert [why for _, why in shells.upstream.refused] == []
+    assert heard(shells.upstream) == ["word-1", "where", "word-2", "word-3"]
+    assert "deep thought" not in shells.upstream.requests[-1].raw.decode()
+
+
 async def test_what_a_confined_cli_summarises_stays_whole_in_the_chain(shells: Shells) -> None:
     """Programs can imitate its summary, and all that was said would be forgotten."""
     shells.upstream.when(ASKS_FOR_SUMMARY, Reply("<summary>much was said</summary>"), times=None)

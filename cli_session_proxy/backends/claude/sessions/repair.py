@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ....domain.evidence import NOTHING, Evidence, Repair
+from ....domain.evidence import NOTHING, Evidence, Note, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
 from ....errors import SandboxError, SessionBusy
 from ....sandbox import remove_any, restore_access
@@ -29,7 +29,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
-from ..transcript import Entry, FileVerdict, Loading, files
+from ..transcript import Entry, FileVerdict, Loading, files, mending
 from ..transcript.entries import contents, names_twice
 from . import paths, tails
 from .exchanges import exchanges, is_prompt
@@ -149,7 +149,7 @@ class Repairs:
         or rename some of its records."""
         path = Path(session.transcript)
         if not await in_thread_at(path.parent, _is_loaded_whole, path, context.capability.form):
-            mark, _ = await self._write(context, parent, path)
+            mark, _, _ = await self._write(context, parent, path)
             rewritten = f"written in the form that CLI {context.capability.version} loads, without what was taken back"
             evidence = replace(evidence, verified="; ".join(filter(None, (evidence.verified, rewritten))))
         session = context.session(session.id, session.transcript, mark, session)
@@ -159,21 +159,22 @@ class Repairs:
         """No session ends at the parent: write its path as a new session."""
         session_id = str(uuid.uuid4())
         path = self._projects.path(context.cwd, session_id)
-        mark, count = await self._write(context, parent, path)
+        mark, count, notes = await self._write(context, parent, path)
         session = context.session(session_id, path.parent, mark)
         if parent.session_id is None:
             done = Repair("client_history", records=count)
             link = context.link(None, session_id, "rebuilt", done.as_json())
-            return PreparedSession(session, True, "rebuilt", (link,), Evidence(written=done))
+            return PreparedSession(session, True, "rebuilt", (link,), Evidence(written=done, notes=notes))
         done = Repair("left_path", records=count, from_turn=parent.id)
         link = context.link(parent.session_id, session_id, "branched", done.as_json())
-        return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
+        return PreparedSession(session, True, "branched", (link,), Evidence(written=done, notes=notes))
 
     async def write_first(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Write the first session of a conversation whose first turn ran in a shared process."""
-        mark, count = await self._write(context, parent, path)
+        mark, count, notes = await self._write(context, parent, path)
         session = context.session(session.id, path.parent, mark, session)
-        return PreparedSession(session, True, "resumed", (), Evidence(written=Repair("first_written", records=count)))
+        evidence = Evidence(written=Repair("first_written", records=count), notes=notes)
+        return PreparedSession(session, True, "resumed", (), evidence)
 
     async def rewrite(
         self,
@@ -236,10 +237,10 @@ class Repairs:
             others = context.capability.tags and await tails.has_others(self._store, context.job.agent, verdict)
             if others or verdict.found in ("missing", "unreadable"):
                 return await self._rebuild(context, parent, session, path, verdict)
-            mark, count = await self._write(context, parent, path)
+            mark, count, notes = await self._write(context, parent, path)
             session = context.session(session.id, session.transcript, mark, session)
             anew = f"written anew from the chain's {count} records: programs of the agent can write to it"
-            return PreparedSession(session, True, "resumed", (), Evidence(verified=anew))
+            return PreparedSession(session, True, "resumed", (), Evidence(verified=anew, notes=notes))
         if verdict.found == "equal":  # the last process had not finished writing it
             return await self.as_it_is(context, parent, session, verdict.mark, Evidence(verified=verdict.note))
         if verdict.found == "missing":
@@ -332,9 +333,10 @@ class Repairs:
     ) -> PreparedSession:
         """Write the path again under the same id. A file with records that the chain does not have is backed up."""
         if await tails.lacks_other_models(self._store, context.job.agent, parent, session, verdict):
-            mark, count = await self._write(context, parent, path)
+            mark, count, notes = await self._write(context, parent, path)
             resumed = context.session(session.id, session.transcript, mark, session)
-            return PreparedSession(resumed, True, "resumed", (), Evidence(written=Repair("other_model", records=count)))
+            evidence = Evidence(written=Repair("other_model", records=count), notes=notes)
+            return PreparedSession(resumed, True, "resumed", (), evidence)
         origin = await tails.origin(self._store, context.job.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=origin)
         if verdict.found == "missing":
@@ -347,11 +349,11 @@ class Repairs:
         moved = await self._may_lie_elsewhere(session)
         if moved:
             path = self._projects.path(context.cwd, str(uuid.uuid4()))
-        mark, count = await self._write(context, parent, path)
+        mark, count, notes = await self._write(context, parent, path)
         done = replace(done, records=count)
         rebuilt = context.session(path.stem, path.parent, mark, None if moved else session)
         link = context.link(session.id, rebuilt.id, "rebuilt", done.as_json())
-        return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
+        return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done, notes=notes))
 
     async def _may_lie_elsewhere(self, session: Session) -> bool:
         """Whether the CLI may keep this session in another place: it answered the last turn without writing its
@@ -406,9 +408,21 @@ class Repairs:
         for backup in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
             remove_any(backup)
 
-    async def _write(self, context: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
+    async def _write(self, context: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int, tuple[Note, ...]]:
+        """The file's mark, the number of its records, and what they lack.
+
+        A confined agent's records have no notes of the CLI, and signatures of thinking cover these. A provider would
+        refuse such thinking; a CLI that then leaves it out says so only in its transcript.
+        """
         records = await paths.shown(self._store, parent.id)
-        return await self._write_records(context, records, path), len(records)
+        notes: tuple[Note, ...] = ()
+        confined = self._projects.sandboxes.was_confined(context.job.agent.dir)
+        if confined and context.capability.heals_thinking:
+            count = await asyncio.to_thread(mending.count, records, "thinking")
+            if count:
+                records = await paths.shown(self._store, parent.id, [mending.leave_out("thinking")])
+                notes = (Note("thinking_left_out", count),)
+        return await self._write_records(context, records, path), len(records), notes
 
     async def _write_records(self, context: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
         form = context.capability.form
