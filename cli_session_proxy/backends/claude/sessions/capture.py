@@ -46,8 +46,7 @@ SMALL = 64 * 1024
 
 # Seconds to wait for the end of a transcript. The CLI flushes it before the result, but a loaded machine may be late.
 # With CLI 2.1.150 to 2.1.260 a new session's file may appear some milliseconds after its first result (under load in 6
-# of 7 runs). Between two looks at most FLUSH_STEP is counted, or the processor time used: this process may have been
-# paused, and a look may take seconds of a processor if a confined agent's program makes the file long.
+# of 7 runs). Between two looks at most FLUSH_STEP is counted: this process may have been paused, or be busy.
 FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
@@ -158,15 +157,14 @@ class Captures:
             captured = await self._from_cut_answer(ready, turn, path, outcome, known)
         else:
             # The CLI writes in batches: wait for the last one, bounded.
-            waited, looked, used = 0.0, time.monotonic(), time.process_time()
+            waited, looked = 0.0, time.monotonic()
             while True:
                 if copied:
                     captured = await _read(path, self._from_copy, ready, path, outcome, known)
                 else:
                     captured = await self._from_file(ready, path, outcome)
-                now, used_now = time.monotonic(), time.process_time()
-                waited += min(now - looked, max(FLUSH_STEP, used_now - used))
-                looked, used = now, used_now
+                now = time.monotonic()
+                waited, looked = waited + min(now - looked, FLUSH_STEP), now
                 if not captured.more or waited >= FLUSH_WAIT:
                     break
                 await asyncio.sleep(FLUSH_POLL)
