@@ -45,10 +45,12 @@ async def listening(app: App, idle: float = SOON, *, key: bool = True) -> AsyncI
     server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
-        for one in list(state.connections):
-            cast(Any, one).transport.abort()
-        for _ in range(3):  # until they are closed
-            await asyncio.sleep(0)
+        server.close()  # else another one is accepted, which nobody ends
+        async with asyncio.timeout(SOON):
+            while state.connections:
+                for one in list(state.connections):
+                    cast(Any, one).transport.abort()
+                await asyncio.sleep(0)
 
 
 async def answer(send: Send, body: bytes = b"hello") -> None:

@@ -459,7 +459,7 @@ class SqliteDatabase(Lifecycle, Database):
             self._close_gap()
         if full != self._commits_sync:
             self._sync_commits(full)
-        if self._in_memory is group[0].alone:  # what runs alone may change more than fits into memory
+        if self._in_memory == group[0].alone:  # what runs alone may change more than fits into memory
             driver_of(self._writer).execute("PRAGMA temp_store=FILE" if group[0].alone else f"PRAGMA {IN_MEMORY}")
             self._in_memory = not group[0].alone
         self._waited_for = EARLIER_WRITES
