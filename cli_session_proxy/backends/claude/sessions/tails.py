@@ -84,7 +84,7 @@ async def lacks_other_models(store: Store, agent: Agent, parent: Turn, session: 
 
 
 async def has_others(store: Store, agent: Agent, verdict: FileVerdict) -> bool:
-    """Whether the transcript has prompts that are neither the chain's nor in one of our frames."""
+    """Whether the transcript has a prompt that this proxy did not send."""
     prompts = await asyncio.to_thread(_prompts, verdict.unknown or verdict.tail)
     return not prompts <= await store.own_frames(agent.key, [*prompts])
 

@@ -58,7 +58,7 @@ class Difference:
 class Verified:
     """The result for one agent. `busy`: sessions that a turn is writing now; new records there are no differences.
 
-    `unwritten`: adopted or imported ones, whose file is written at the next turn.
+    `unwritten`: not compared, as a file is written before a process loads it: adopted, imported, of confined agents.
     """
 
     agent_id: str
