@@ -30,8 +30,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
-# How many tests `make test` runs at once. They wait for much: four leave a sixth of two cores idle.
-WORKERS ?= 5
+# How many tests `make test` runs at once. They wait for much, and with more of them a slow machine keeps some waiting too long.
+WORKERS ?= 4
 
 # Which chaos, by every wire: minutes (of each of the five kinds, 15; of each of the cluster's two, 10), and the seed of their first
 # history (none: a random one).
@@ -65,7 +65,7 @@ continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare 
 continuity-hosts: $(VENV)/.test tools  ## the same breakages on PostgreSQL, every turn at another of three hosts; writes nothing
 	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' --hosts 3
 
-full: $(VENV)/.test tools $(UV)/.installed  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity` and `make drift`
+full: $(VENV)/.test tools $(UV)/.installed  ## the costly tests, and the cases of matrices, that `make test` leaves out, but for those of `make continuity` and `make drift`
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity --ignore tests/drift
 
 drift: $(VENV)/.test tools  ## a CLI of tomorrow: one thing of the real one changed at a time; half an hour, writes docs/drift.md

@@ -28,6 +28,7 @@ from hypothesis import settings as hypothesis_settings
 from cli_session_proxy.backends.claude.process import capability, logged_in, process
 from cli_session_proxy.backends.claude.sessions import sharing
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires import answers
 from turnfault.provider.upstream import Upstream
 
 from . import limits
@@ -109,10 +110,13 @@ def one_tls_context() -> Iterator[None]:
 def patience() -> None:
     """httpx waits five seconds unless it is told otherwise: less than a loaded machine takes. The proxy's own clients
     each say how long they wait. Nor is a CLI given up that takes some seconds more to say what it is and whether it
-    is logged in, to stop a turn, or to note that it went back."""
+    is logged in, to say a first word, to stop a turn, or to note that it went back; nor is a stream begun before it is
+    known whether the answer is an error."""
     DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 2 * PATIENCE
     DEFAULT_TIMEOUT_CONFIG.write = DEFAULT_TIMEOUT_CONFIG.pool = 2 * PATIENCE
     capability.PROBE_TIMEOUT = logged_in.STATUS_TIMEOUT = 2 * PATIENCE
+    answers.FIRST_SIGN = PATIENCE
+    process.SILENCE = 30.0
     process.STOP_WAIT = sharing.NOTE_WAIT = 10.0
 
 
@@ -272,8 +276,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without -m, what is marked `full` is deselected: left out on purpose, not skipped."""
+    """Without -m, what is marked `full` is deselected: left out on purpose, not skipped.
+
+    Of a test that is marked `sample(n)`, all cases but `n` are marked so, too: those `n` are spread evenly.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one in cases.values():
+        mark = of_one[0].get_closest_marker("sample")
+        assert mark is not None
+        quick = {len(of_one) * place // mark.args[0] for place in range(mark.args[0])}
+        for place, item in enumerate(of_one):
+            if place not in quick:
+                item.add_marker(pytest.mark.full)
     if config.option.markexpr:
         return
     full = [item for item in items if item.get_closest_marker("full")]

@@ -106,6 +106,7 @@ def test_a_wrong_var_is_told_as_such_and_nothing_is_made_there(
 
 
 @pytest.mark.parametrize(("setting", "zone"), [("local", "JST"), ("utc", "UTC")])
+@pytest.mark.sample(1)
 def test_one_setting_says_in_which_zone_every_command_shows_times(
     setting: str, zone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +374,7 @@ READS = (
     ],
     ids=" ".join,
 )
+@pytest.mark.sample(4)
 def test_a_command_imports_only_what_it_needs(tmp_path: Path, command: list[str], without: tuple[str, ...]) -> None:
     """Nearly all of its time are imports: none of these is a part of what it does. What it has imported is not looked
     through for garbage once more when it ends."""
@@ -446,6 +448,7 @@ def test_a_dump_is_read_in_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("command", ["adopt", "show", "dump", "verify"])
 @pytest.mark.parametrize("place", ["{}", "/tmp/{}.jsonl", "{}.jsonl"])
+@pytest.mark.sample(4)
 def test_an_argument_that_would_steer_the_terminal_comes_back_harmless(
     command: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def on_windows(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["serve", "demo", "doctor", "login", "--help"])
+@pytest.mark.sample(3)
 def test_every_command_is_one_clear_line(command: str) -> None:
     done = on_windows(f"from cli_session_proxy.cli import main; main([{command!r}])")
     assert (done.returncode, done.stdout) == (2, "")

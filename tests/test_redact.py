@@ -67,6 +67,7 @@ AROUND = (
 
 @pytest.mark.parametrize("kind", TOKENS)
 @given(data=st.data())
+@pytest.mark.sample(5)
 def test_a_token_is_hidden_wherever_it_stands_and_nothing_else(kind: str, data: st.DataObject) -> None:
     token, (before, behind) = data.draw(TOKENS[kind]), data.draw(st.sampled_from(AROUND))
     shown = redact.text(f"{before}{token}{behind}")
@@ -94,6 +95,7 @@ SECRET = random(ALNUM + "._~+/-", 16, 60)
     ],
 )  # fmt: skip
 @given(secret=SECRET)
+@pytest.mark.sample(7)
 def test_what_a_header_a_variable_or_an_address_names_is_hidden(form: str, secret: str) -> None:
     assert secret not in redact.text(form.format(secret))
 
@@ -193,6 +195,7 @@ def test_a_text_is_redacted_as_by_the_patterns_alone(text: str) -> None:
 @pytest.mark.parametrize(
     "piece", [*PIECES, "eyJ-", "sk-a", "-----BEGIN RSA PRIVATE KEY-----\n", "bearer  ", "://a:", "key=", "a=", "?sig="]
 )
+@pytest.mark.sample(13)
 def test_no_text_takes_longer_than_its_length_is_worth(piece: str) -> None:
     """A pattern that looks at a text again from each place in it would take hours here."""
     assert redact._scrubbed(piece * (500_000 // len(piece))) is not None

@@ -408,6 +408,7 @@ def _prepare_many(var: str, target: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("targets", [("one", "one"), ("one", "two")], ids=["same", "different"])
+@pytest.mark.sample(1)
 def test_two_processes_preparing_the_same_sandboxes_both_succeed(tmp_path: Path, targets: tuple[str, str]) -> None:
     for name in set(targets):
         (tmp_path / name).mkdir()

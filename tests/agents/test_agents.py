@@ -199,6 +199,7 @@ QUICK = frozenset({"claude", "codex"})
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in PROGRAMS],
     indirect=True,
 )
+@pytest.mark.sample(1)
 async def test_a_program_goes_on_by_its_own_resume_after_a_kill_and_with_no_transcript_left(
     history: History, upstream: Upstream
 ) -> None:

@@ -247,6 +247,7 @@ async def test_an_object_of_another_chain_under_this_name_deletes_nothing(settin
 
 
 @pytest.mark.parametrize("step", killed.STEPS)
+@pytest.mark.sample(5)
 async def test_killed_at_any_step_nothing_is_lost(settings: Settings, folder: Path, step: str) -> None:
     async with talked(settings) as engine:
         turns, _ = await said(engine)

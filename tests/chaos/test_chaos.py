@@ -147,6 +147,7 @@ async def test_summaries_fallbacks_commits_retention_and_the_sdk_keep_every_prom
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full if name in ELSEWHERE else ()) for name in FOUND]
 )
+@pytest.mark.sample(1)
 async def test_a_history_that_broke_a_promise_once_keeps_it(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def _cases_with_calls() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("where", "wire", "stream", "claude"), list(_cases()), indirect=["claude"])
+@pytest.mark.sample(3)
 async def test_an_answer_is_the_same_words_for_client_chain_and_model(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, where: str, wire: str, stream: bool
 ) -> None:
@@ -114,6 +115,7 @@ async def test_an_answer_is_the_same_words_for_client_chain_and_model(
 
 
 @pytest.mark.parametrize(("where", "wire", "stream"), list(_cases_with_calls()))
+@pytest.mark.sample(1)
 async def test_only_calls_of_the_chain_come_out(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, where: str, wire: str, stream: bool
 ) -> None:

@@ -380,6 +380,7 @@ async def test_a_compacted_session_goes_on_from_its_summary_and_files_come_along
     assert copy.read_text() == "large"
 
 
+@pytest.mark.full
 async def test_a_long_session_is_adopted_in_one_go(settings: Settings, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = []
     parent = None

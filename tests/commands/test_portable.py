@@ -273,6 +273,7 @@ async def test_the_conversation_goes_on_elsewhere_and_keeps_the_prompt_cache(
         assert upstream.requests[-1].prefix_kept(before) == 1.0
 
 
+@pytest.mark.full
 async def test_a_long_chain_is_moved_with_bounded_memory(here: Settings, there: Settings, tmp_path: Path) -> None:
     big = Record('{"x":"' + "y" * 20_000 + '"}')
     turns = [WholeTurn(turn(number).turn, (big,) * 4) for number in range(1, 301)]  # 24 MB

@@ -67,6 +67,7 @@ def in_terminal(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     "command", ["show auto_0123", "find word7ends", "find --status failed", "status", "chains", "verify"]
 )
+@pytest.mark.sample(3)
 def test_no_word_is_broken_at_80_columns(command: str, tmp_path: Path) -> None:
     var = tmp_path / "v"
     kept(var)

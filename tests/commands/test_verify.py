@@ -212,6 +212,7 @@ async def test_on_the_real_cli_beside_a_running_engine(
     assert upstream.requests[-1].user_texts() == [f"turn {n}" for n in range(4)]
 
 
+@pytest.mark.full
 async def test_prompts_that_the_old_cli_cuts_and_renames_are_no_difference(
     claude_1: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -24,6 +24,7 @@ async def _cost(talk: EngineTalk) -> float:
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_equal_turns_cost_the_same_warm_restarted_killed_rebuilt_branched_and_after_others(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -115,6 +115,7 @@ async def forms(engine: Engine, upstream: Upstream, happens: str | None) -> list
 @pytest.mark.parametrize(
     "happens", [pytest.param(name, marks=() if name in EACH_RUN else pytest.mark.full) for name in HAPPENS]
 )
+@pytest.mark.sample(1)
 async def test_a_request_after_a_repair_is_written_as_that_of_an_untouched_cli(
     happens: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path, report: Report
 ) -> None:

@@ -51,6 +51,7 @@ async def _dumped(talk: EngineTalk) -> str:
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_answered(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -80,6 +81,7 @@ async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_
         assert len(list(talk.projects.glob("*/*.jsonl"))) <= len(talk.facts)  # none of a summary's own sessions
 
 
+@pytest.mark.full
 async def test_images_that_fill_the_request_are_left_out_where_the_cli_cannot_compact(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

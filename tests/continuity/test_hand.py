@@ -67,6 +67,7 @@ async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_th
     assert "adopted" in [link.reason for link in await talk.links()]
 
 
+@pytest.mark.full
 async def test_a_long_transcript_that_cannot_be_read_yet_is_left_alone_and_later_adopted(
     talk: EngineTalk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ async def test_a_long_transcript_that_cannot_be_read_yet_is_left_alone_and_later
     assert "adopted" in [link.reason for link in await talk.links()]
 
 
+@pytest.mark.full
 async def test_a_turn_that_somebody_else_can_never_finish_is_kept_aside_and_blocks_nobody(talk: EngineTalk) -> None:
     gate, done, fact = HeldReply(), talk.new_fact(), talk.new_fact()
     talk.upstream.when(fact.key, gate)

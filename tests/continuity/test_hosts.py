@@ -64,6 +64,7 @@ async def test_every_turn_at_another_host_is_remembered_and_extends_the_one_befo
 
 
 @pytest.mark.parametrize("alike", rest_in_full("var", "sandbox_root", None), ids=lambda alike: f"the same {alike}")
+@pytest.mark.full
 async def test_a_profile_with_tools_keeps_the_prefix_where_all_hosts_have_the_same_paths(
     claude_2: Path,
     make_settings: MakeSettings,
@@ -99,6 +100,7 @@ def _rows(always: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", _rows(ALWAYS))
+@pytest.mark.full
 async def test_what_breaks_is_repaired_as_on_sqlite(
     row: Row, lab: Path, make_settings: MakeSettings, upstream: Upstream, report: Report, postgres_url: str
 ) -> None:

@@ -70,6 +70,7 @@ def binary_of(row: Row, cli: str, lab: Path) -> Path:
 
 
 @pytest.mark.parametrize(("row", "cli", "bare"), list(_cases()))
+@pytest.mark.sample(20)
 async def test_what_is_acknowledged_is_remembered(
     row: Row, cli: str, bare: bool, lab: Path, make_settings: MakeSettings, upstream: Upstream, report: Report,
     host_count: int, request: pytest.FixtureRequest, tmp_path: Path,

@@ -1,8 +1,7 @@
-"""Python programs, each as `python -` runs it, in forks of one interpreter that has imported what they need: a client
+"""Python programs, each as `python -` runs it, in forks of one interpreter that imports what they need before: a client
 takes a second of a processor to be imported, and every program of the documents imports one.
 
-Standard input and output: its own pid, when it is ready; then a line of JSON for each program, and two for it: the
-program's pid, and how it ended.
+Standard input and output: a line of JSON for each program, and two for it: the program's pid, and how it ended.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ def run(asked: dict[str, Any]) -> None:
         atexit._run_exitfuncs()  # a fork ends without the rest: to take all modules apart takes two seconds
 
 
-def main(modules: list[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
-    print(json.dumps({"pid": os.getpid()}), flush=True)
+def main() -> None:
     forks = multiprocessing.get_context("fork")
     for line in sys.stdin:
-        program = forks.Process(target=run, args=(json.loads(line),))
+        asked = json.loads(line)
+        for module in asked["modules"]:
+            importlib.import_module(module)
+        program = forks.Process(target=run, args=(asked,))
         program.start()
         print(json.dumps({"pid": program.pid}), flush=True)
         program.join()
@@ -47,4 +46,4 @@ def main(modules: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -49,6 +49,7 @@ async def test_a_changed_cli_answers_right_or_says_what_is_wrong(
 
 
 @pytest.mark.parametrize("change", [""])
+@pytest.mark.full
 async def test_a_cli_that_keeps_its_sessions_elsewhere_is_given_new_ids_and_doubted(life: Life) -> None:
     await life.up()
     try:
@@ -106,6 +107,7 @@ async def test_a_transcript_that_is_of_no_use_twice_in_a_row_degrades_a_cli_that
 
 
 @pytest.mark.parametrize("change", [""])
+@pytest.mark.full
 async def test_a_session_that_a_cli_could_not_write_is_written_again_and_the_next_turn_says_so(life: Life) -> None:
     life.settings = life.settings.model_copy(update={"max_processes": 1})
     await life.up()

@@ -112,6 +112,7 @@ def explore(name: str, folder: Path, runs: int) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.sample(4)
 def test_an_answer_that_somebody_has_stays_and_none_is_doubled_in_some_orders(name: str, tmp_path: Path) -> None:
     explore(name, tmp_path, SOME)
 

@@ -200,6 +200,7 @@ async def test_an_answer_that_was_handed_on_over_a_lost_line_is_the_same_turn(
 
 
 @pytest.mark.parametrize("arrives", [0, 1, None])
+@pytest.mark.sample(1)
 async def test_an_answer_that_two_proxies_have_for_their_clients_is_the_same_turn_until_one_of_them_has_it(
     arrives: int | None, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -379,6 +379,7 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
 
 
 @pytest.mark.parametrize("while_read", [False, True], ids=["before", "while the unfinished turns are read"])
+@pytest.mark.sample(1)
 async def test_a_turn_whose_taking_over_was_not_answered_is_sent_once_the_limit_is_over(
     postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, while_read: bool
 ) -> None:

@@ -67,6 +67,7 @@ async def forget(proxy: Proxy) -> None:
     await proxy.engine.forgetting.idle(None, -1.0)
 
 
+@pytest.mark.sample(1)
 async def test_one_shots_are_forgotten_with_their_files_and_nothing_else_is(proxy: Proxy) -> None:
     await proxy.ask(messages=HELLO)
     await proxy.ask("/v1/messages", messages=HELLO, max_tokens=9)
@@ -148,6 +149,7 @@ NONE = {"X-Chain": "none"}
 @pytest.mark.parametrize(
     ("proxy", "wire", "stream"), half(["sqlite", "postgresql"], EVERY_WIRE, [False, True]), indirect=["proxy"]
 )
+@pytest.mark.sample(4)
 async def test_of_a_request_that_keeps_nothing_nothing_is_left_once_it_was_answered(
     proxy: Proxy, wire: tuple[str, dict[str, Any]], stream: bool
 ) -> None:
@@ -199,6 +201,7 @@ RESPONSES = "/v1/responses"
 
 
 @pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.sample(2)
 async def test_of_a_client_that_stores_nothing_and_never_goes_on_only_cost_and_count_are_left(
     proxy: Proxy, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

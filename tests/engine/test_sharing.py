@@ -72,6 +72,7 @@ async def test_questions_of_strangers_are_answered_by_one_process(settings: Sett
 
 
 @pytest.mark.parametrize("fault", rest_in_full("declined", "its CLI dies", "cancelled", "refused by the API", quick=2))
+@pytest.mark.sample(1)
 async def test_after_any_doubt_its_process_serves_nobody(fault: str, settings: Settings, upstream: Upstream) -> None:
     async with running(settings) as engine:
         await _asked(engine, "one")
@@ -142,6 +143,7 @@ async def test_a_client_that_goes_on_has_a_session_from_its_first_turn(
 
 
 @pytest.mark.parametrize("asked", [{"kept": False}, {"call": {"wire": "responses", "store": False}, "client": "one"}])
+@pytest.mark.sample(1)
 async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(
     asked: dict[str, Any], settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +157,7 @@ async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(
 
 
 @pytest.mark.parametrize("how", ["at a stop sequence", "by the provider"])
+@pytest.mark.sample(1)
 async def test_nothing_is_left_of_an_answer_that_was_cut(how: str, settings: Settings, upstream: Upstream) -> None:
     """Its records are written into a transcript again, when its process is dead."""
     secret = "a secret of somebody's"
@@ -249,6 +252,7 @@ async def test_words_of_a_deleted_chain_leave_the_shared_process_that_heard_them
 
 
 @pytest.mark.parametrize("times", rest_in_full(2, 1))
+@pytest.mark.full
 async def test_a_process_whose_return_is_cancelled_leaves_its_place(
     settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
@@ -278,6 +282,7 @@ async def test_a_process_whose_return_is_cancelled_leaves_its_place(
         assert heard(upstream) == ["two"]
 
 
+@pytest.mark.full
 async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

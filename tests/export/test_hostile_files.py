@@ -225,6 +225,7 @@ async def test_the_store_takes_no_such_chain_by_another_way_either(settings: Set
         f"{SESSION}.jsonl", "memory/MEMORY.md", f"{SESSION}//x", f"{SESSION}/./x", f"{SESSION}/", "", f"{SESSION}/a\0b",
     ],
 )  # fmt: skip
+@pytest.mark.sample(4)
 async def test_a_file_of_an_export_has_its_place_below_a_sessions_own_folder(
     settings: Settings, tmp_path: Path, name: str
 ) -> None:
@@ -259,6 +260,7 @@ async def test_what_a_turn_counts_leaves_room_for_the_next_one_and_its_times_can
 
 
 @pytest.mark.parametrize("field", BAD_TURNS)
+@pytest.mark.sample(10)
 async def test_a_turn_of_an_export_has_only_values_of_ours(settings: Settings, tmp_path: Path, field: str) -> None:
     path = sealed(tmp_path / "x.jsonl", turn_line(**{field: BAD_TURNS[field]}), session_line())
     await refused(settings, path, f"line 2: turn.{field}")
@@ -274,6 +276,7 @@ ODD_BLOCKS: list[Any] = [
 
 
 @pytest.mark.parametrize("block", ODD_BLOCKS, ids=json.dumps)
+@pytest.mark.sample(4)
 async def test_a_block_has_what_every_wire_shows_of_it(settings: Settings, tmp_path: Path, block: Any) -> None:
     """The items of a response, of a conversation or of an interaction were a 500."""
     asked = sealed(tmp_path / "x.jsonl", turn_line(input=[{"role": "user", "content": [block]}]), session_line())

@@ -79,6 +79,7 @@ async def target(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     "attack",
     [pytest.param(one, id=one.name, marks=pytest.mark.full if one.name in IN_FULL else ()) for one in ATTACKS],
 )
+@pytest.mark.sample(5)
 async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Attack, target: Target) -> None:
     await attack.prepare(target)
     struck = asyncio.ensure_future(attack.strike(target))
@@ -100,6 +101,7 @@ async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Atta
     "attack",
     [pytest.param(one, id=one.name, marks=() if one.name in BUSY else pytest.mark.full) for one in ATTACKS],
 )
+@pytest.mark.sample(1)
 async def test_sigterm_ends_the_service_while_it_runs(
     attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -441,6 +441,7 @@ async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["_refuse_pipes", "_check", "_outside"])
+@pytest.mark.sample(1)
 async def test_a_repository_that_an_agents_program_holds_is_not_waited_for(
     repo: Repo, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -532,6 +533,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> Non
 
 @pytest.mark.parametrize("bare", [False, True], ids=["a work tree", "bare"])
 @pytest.mark.parametrize("way", ["alternates", "objects", "refs", "HEAD", "the folder", "the git directory", "above"])
+@pytest.mark.sample(5)
 async def test_what_is_put_there_while_git_works_leads_it_to_no_other_repository(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, bare: bool
 ) -> None:

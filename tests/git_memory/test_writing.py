@@ -103,6 +103,7 @@ async def test_a_merge_under_way_an_unmerged_index_and_a_bare_repository_are_ref
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.sample(1)
 def test_a_git_that_ends_before_we_look_is_heard(repo: Repo, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine each of these has ended when its start returns. With a pipe for stdin, uvloop raises then."""
     start = asyncio.create_subprocess_exec

@@ -212,6 +212,7 @@ IN_FULL = [(wire, cli) for wire in WIRES for cli in ("claude_2", "claude_1") if 
 
 
 @pytest.mark.parametrize(("wire", "cli"), rest_in_full(*WITH_CLI, *WITHOUT, *IN_FULL, quick=len(WIRES)))
+@pytest.mark.sample(3)
 async def test_a_provider_that_numbers_its_calls_anew_each_turn(
     wire: Wire, cli: str | None, make_settings: MakeSettings, upstream: Upstream, request: pytest.FixtureRequest
 ) -> None:
@@ -320,6 +321,7 @@ async def client(request: pytest.FixtureRequest, make_settings: MakeSettings, up
         yield made
 
 
+@pytest.mark.sample(1)
 async def test_a_history_that_repeats_an_exchange_of_ours(client: Client) -> None:
     client.history = [("user", "u1")]
     await client.say(calls=2)
@@ -347,6 +349,7 @@ async def test_the_newest_results_answer_calls_that_share_an_id_with_older_ones(
     assert client.upstream.requests[-1].prefix_kept(before) == 1.0
 
 
+@pytest.mark.sample(1)
 async def test_a_client_that_names_our_calls_anew_is_understood_after_a_restart_and_a_lost_transcript(
     client: Client,
 ) -> None:
@@ -370,6 +373,7 @@ async def test_a_client_that_names_our_calls_anew_is_understood_after_a_restart_
     assert client.upstream.requests[-1].prefix_kept(before) == 1.0
 
 
+@pytest.mark.sample(1)
 async def test_the_same_history_again_is_known_and_nothing_comes_in_twice(client: Client) -> None:
     client.foreign(["call_1"])
     client.foreign(["call_1"])
@@ -464,6 +468,7 @@ def test_random_histories_reach_the_model_whole(examples: int) -> None:
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(60, marks=(pytest.mark.full, pytest.mark.timeout(900)))])
+@pytest.mark.full
 def test_random_histories_reach_the_model_whole_over_the_real_cli(examples: int, claude_2: Path) -> None:
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(st.lists(rounds, min_size=2, max_size=3))

@@ -97,6 +97,7 @@ async def test_the_first_message_too_where_nothing_else_was_said(settings: Setti
 @pytest.mark.parametrize(
     "fault", rest_in_full("refused by the API", "cancelled in the stream", "declined", "cancelled", quick=2)
 )
+@pytest.mark.sample(1)
 async def test_a_turn_that_failed_leaves_its_process_in_step(
     fault: str, settings: Settings, upstream: Upstream
 ) -> None:
@@ -198,6 +199,7 @@ async def test_a_rewound_head_and_what_was_left_off_go_back_in_the_process(
 @pytest.mark.parametrize(
     "damage", rest_in_full("gone", "a CLI that was not checked", "CLI 1.0.120", "killed", "cut", quick=2)
 )
+@pytest.mark.sample(1)
 async def test_the_next_process_has_the_path_and_nothing_else(
     damage: str, settings: Settings, upstream: Upstream, make_settings: MakeSettings, claude_1: Path, claude_2: Path
 ) -> None:

@@ -18,6 +18,7 @@ def system(upstream: Upstream) -> str:
 
 
 @pytest.mark.parametrize("model", ["sonnet", "default"])
+@pytest.mark.sample(1)
 async def test_a_clock_that_replaces_the_system_prompt_costs_no_process(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, model: str
 ) -> None:

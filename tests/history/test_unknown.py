@@ -178,6 +178,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("history", "expected"), ODD)
+@pytest.mark.sample(3)
 async def test_an_odd_history_reaches_the_model_in_a_shape_that_the_api_takes(
     claude_2: Path,
     make_settings: MakeSettings,

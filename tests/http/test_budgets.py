@@ -80,6 +80,7 @@ async def test_over_its_budget_a_key_gets_429_in_the_wires_own_shape(
         assert len([row async for row in engine.store.summaries()]) <= 2
 
 
+@pytest.mark.sample(1)
 async def test_each_key_and_each_agent_has_its_own(
     make_settings: MakeSettings, upstream: Upstream, where: dict[str, Any]
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_new_attempt_needs_a_budget_of_tokens(make_settings: MakeSetting
         assert (await say(http, Idempotency_Key="k")).status_code == 429
 
 
+@pytest.mark.sample(1)
 async def test_two_proxies_on_one_store_share_a_budget(
     make_settings: MakeSettings, upstream: Upstream, where: dict[str, Any]
 ) -> None:

@@ -830,6 +830,7 @@ GET = b"GET /ui/main.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize(
     "body", [BIG * 32, pytest.param(BIG * 128, marks=pytest.mark.full)], ids=["half a megabyte", "two"]
 )
+@pytest.mark.sample(1)
 def test_strangers_that_read_nothing_hold_few_megabytes_and_give_way_soon(
     run: Run, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

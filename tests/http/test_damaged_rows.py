@@ -115,6 +115,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize(("column", "value"), OF_A_TURN.values(), ids=OF_A_TURN)
+@pytest.mark.sample(6)
 async def test_a_damaged_turn_is_named_and_hides_no_other(
     settings: Settings, caplog: pytest.LogCaptureFixture, column: str, value: Any
 ) -> None:
@@ -140,6 +141,7 @@ async def test_a_damaged_turn_is_named_and_hides_no_other(
 
 
 @pytest.mark.parametrize(("column", "value"), OF_AN_AGENT.values(), ids=OF_AN_AGENT)
+@pytest.mark.sample(2)
 async def test_a_damaged_agent_is_named_and_hides_no_other(
     settings: Settings, caplog: pytest.LogCaptureFixture, column: str, value: Any
 ) -> None:
@@ -194,6 +196,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("statement", BESIDE.values(), ids=BESIDE)
+@pytest.mark.sample(3)
 async def test_what_is_damaged_beside_turns_hides_nothing(
     settings: Settings, caplog: pytest.LogCaptureFixture, statement: str
 ) -> None:
@@ -237,6 +240,7 @@ async def test_a_damaged_record_is_named(tmp_path: Path, column: str, value: Any
 
 
 @pytest.mark.parametrize(("column", "value"), OF_A_TURN.values(), ids=OF_A_TURN)
+@pytest.mark.sample(6)
 async def test_a_proxy_starts_though_a_turn_that_waited_is_damaged(
     settings: Settings, caplog: pytest.LogCaptureFixture, column: str, value: Any
 ) -> None:
@@ -257,6 +261,7 @@ async def test_a_proxy_starts_though_a_turn_that_waited_is_damaged(
 @pytest.mark.parametrize(
     ("column", "value"), [("cost_usd", "NaN"), ("created_at", "Infinity"), ("created_at", "1e300"), ("input", "[{")]
 )
+@pytest.mark.sample(2)
 async def test_a_damaged_turn_of_a_server_is_named_and_hides_no_other(
     postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: str
 ) -> None:

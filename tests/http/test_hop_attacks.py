@@ -130,6 +130,7 @@ def nothing_but_a_greeting(other: Stranger, key: str) -> None:
         assert secret.encode() not in other.told
 
 
+@pytest.mark.full
 async def test_who_takes_a_dead_proxys_port_is_sent_a_greeting_and_nothing_else(
     start: Start, upstream: Upstream
 ) -> None:
@@ -155,6 +156,7 @@ async def test_who_takes_a_dead_proxys_port_is_sent_a_greeting_and_nothing_else(
     assert "not_passed_on" in two.log()
 
 
+@pytest.mark.full
 async def test_a_forged_row_leads_a_greeting_to_somebody_else_and_no_prompt(start: Start, upstream: Upstream) -> None:
     """To another program's port, and to the proxy itself under another name."""
     one, two = await start(), await start()
@@ -355,6 +357,7 @@ def streaming_at_once() -> None:
     ("end", "while_it_runs"),
     rest_in_full((signal.SIGSTOP, True), (signal.SIGKILL, False), (signal.SIGSTOP, False), quick=2),
 )
+@pytest.mark.sample(1)
 async def test_who_says_it_again_because_the_proxy_that_forwarded_it_is_gone_has_said_it_once(
     end: signal.Signals, while_it_runs: bool, start: Start, upstream: Upstream
 ) -> None:
@@ -414,6 +417,7 @@ def an_hour_ahead() -> None:
     main()
 
 
+@pytest.mark.full
 async def test_a_clock_that_is_an_hour_ahead_changes_nothing(start: Start, upstream: Upstream) -> None:
     one, two = await start(), await start(an_hour_ahead)
     assert said(await one.say("one")) == "started"

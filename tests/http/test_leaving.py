@@ -156,6 +156,7 @@ async def proxied(var: Path) -> AsyncIterator[tuple[Engine, Upstream, int]]:
         [False, True],
     ),
 )
+@pytest.mark.sample(3)
 def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
     case: Case, stream: bool, run: Run, tmp_path: Path
 ) -> None:
@@ -249,6 +250,7 @@ async def _opened(url: str, message: str) -> tuple[ClientConnection, str]:
     return await connect(url, additional_headers={"X-Agent-Id": "a"}), message
 
 
+@pytest.mark.sample(1)
 def test_nothing_follows_a_piece_of_a_large_event_that_was_not_read_in_time(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

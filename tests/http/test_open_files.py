@@ -68,6 +68,7 @@ async def told(url: str, agent: int, number: int) -> httpx.Response:
         )
 
 
+@pytest.mark.full
 async def test_many_agents_are_answered_over_few_open_files(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.Mo
     ),
 )
 @pytest.mark.parametrize("at", [0, 1, 2], ids=["where it runs", "there again", "at a third one"])
+@pytest.mark.sample(5)
 async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_said_it_once(
     at: int, case: Case, stream: bool, postgres_url: str, tmp_path: Path
 ) -> None:
@@ -259,6 +260,7 @@ async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_s
 
 
 @pytest.mark.parametrize("at", [0, 2], ids=["where it runs", "at a third one"])
+@pytest.mark.sample(1)
 async def test_who_left_before_its_request_was_accepted_elsewhere_and_says_the_same_again_has_said_it_once(
     at: int, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +411,7 @@ async def test_who_got_an_uncertain_answer_and_says_the_same_at_another_proxy_ha
 
 
 @pytest.mark.parametrize("probed", [False, True])
+@pytest.mark.sample(1)
 async def test_who_left_and_says_the_same_where_its_first_request_comes_later_has_said_it_once(
     probed: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +474,7 @@ async def test_the_same_words_are_a_turn_of_their_own_unless_the_first_client_ma
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["where it ran", "at a third one"])
+@pytest.mark.sample(1)
 async def test_a_large_answer_that_a_silent_proxy_has_not_read_is_given_to_the_client_that_left_it(
     at: int, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -788,6 +792,7 @@ class HeldUp:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.sample(1)
 async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_lost_on_another_way(
     stream: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -862,6 +867,7 @@ async def test_an_answer_of_which_the_client_had_all_is_kept_although_it_left_be
             await until(lambda: _delivered(one))
 
 
+@pytest.mark.full
 async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_arrive(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -929,6 +935,7 @@ async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "it is paused", "it has another key"])
+@pytest.mark.sample(1)
 async def test_where_the_other_host_is_not_reached_the_turn_runs_here(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -1227,6 +1234,7 @@ async def told_by(lines: AsyncIterator[str]) -> Any:
         pytest.param(b'{"turns":[]}', "%2E%2E", id="a name that leads upward"),
     ],
 )
+@pytest.mark.sample(3)
 async def test_what_runs_elsewhere_is_told_whatever_else_is_said_on_that_line(
     postgres_url: str, tmp_path: Path, between: bytes, name: str
 ) -> None:
@@ -1349,6 +1357,7 @@ async def test_a_host_that_says_nothing_any_more_is_not_waited_for(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["before its head", "after its head"])
+@pytest.mark.sample(1)
 async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_turn_runs(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
@@ -1399,6 +1408,7 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["before its head", "after its head"])
+@pytest.mark.sample(1)
 async def test_an_answer_that_was_lost_with_its_host_is_the_same_turn(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
@@ -1518,6 +1528,7 @@ async def test_an_agent_with_tools_keeps_to_the_host_that_has_its_files(postgres
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.sample(1)
 async def test_a_turn_away_from_its_files_says_so(
     postgres_url: str, tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1548,8 +1559,11 @@ async def under_way(runs: Host, asked: Host, **options: Any) -> asyncio.Task[htt
     """A turn "two" that was sent to `asked`, and whose model at `runs` says nothing until it is `open`."""
     runs.model.reached.clear()
     runs.model.open.clear()
-    sent = asyncio.create_task(asked.chat("two", **options))
-    await runs.model.reached.wait()
+    sent, reached = asyncio.create_task(asked.chat("two", **options)), asyncio.create_task(runs.model.reached.wait())
+    await asyncio.wait({sent, reached}, return_when=asyncio.FIRST_COMPLETED)
+    if sent.done():
+        reached.cancel()
+        raise AssertionError(f"it did not run there: {sent.result()}")
     return sent
 
 

@@ -114,6 +114,7 @@ async def test_a_proof_of_another_proxy_proves_nothing(
 
 
 @pytest.mark.parametrize("between", ["/@", "?@", "/x@"])
+@pytest.mark.sample(1)
 async def test_a_live_proxy_does_not_prove_an_address_that_ends_with_its_own(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
@@ -169,6 +170,7 @@ async def test_an_address_that_no_live_row_names_is_not_asked(
         "http://127.0.0.1:1/\u00e4",
     ],
 )
+@pytest.mark.sample(5)
 async def test_an_address_that_is_none_leads_nowhere(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
@@ -248,6 +250,7 @@ async def test_a_proxy_with_another_key_is_sent_nothing(
 
 
 @pytest.mark.parametrize("says", [b"", b"x"], ids=["nothing", "a byte now and then"])
+@pytest.mark.sample(1)
 async def test_who_has_the_port_of_a_proxy_that_was_just_heard_holds_no_turn_up(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:

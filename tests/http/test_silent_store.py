@@ -190,6 +190,7 @@ async def test_who_left_while_the_note_of_it_was_lost_and_says_the_same_again_ha
 
 
 @pytest.mark.parametrize("again_at", [0, 1], ids=["another", "the same"])
+@pytest.mark.sample(1)
 async def test_an_answer_whose_claim_is_not_answered_is_given_to_the_same_request_again(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again_at: int
 ) -> None:
@@ -229,7 +230,6 @@ async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One outage of a network takes the line to the other proxy and the one to the store."""
-    monkeypatch.setattr(relay, "PROBE_TIMEOUT", 0.5)
     async with (
         line() as there,
         between(postgres_url) as (url, way),
@@ -247,9 +247,11 @@ async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
                 await doubt(*given)
 
             monkeypatch.setattr(two.store, "doubt", doubts)
-            there.lose()
-            one.model.open.set()
-            failed = await waiting
+            with monkeypatch.context() as while_it_runs:
+                while_it_runs.setattr(relay, "PROBE_TIMEOUT", 0.5)
+                there.lose()
+                one.model.open.set()
+                failed = await waiting
             assert (failed.status_code, failed.json()["error"]["code"]) == (503, "interrupted")
             assert said(await two.chat("two")) == "You said: two (2)"
             assert [path[-1] for path in [*one.asked, *two.asked]] == ["one", "two"]

@@ -52,6 +52,7 @@ async def events(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 @WAYS
+@pytest.mark.sample(1)
 async def test_a_background_response_is_read_and_followed_elsewhere(
     postgres_url: str, tmp_path: Path, each: Each
 ) -> None:
@@ -134,6 +135,7 @@ async def at_least_two(host: Host) -> list[Turn]:
 
 @WAYS
 @pytest.mark.parametrize("which", ["one turn", "all of them"])
+@pytest.mark.sample(2)
 async def test_turns_of_an_agent_are_cancelled_from_any_host(
     postgres_url: str, tmp_path: Path, each: Each, which: str
 ) -> None:
@@ -153,6 +155,7 @@ async def test_turns_of_an_agent_are_cancelled_from_any_host(
 
 
 @WAYS
+@pytest.mark.sample(1)
 async def test_a_turn_of_a_host_that_has_gone_is_settled_by_who_cancels_it(
     postgres_url: str, tmp_path: Path, each: Each
 ) -> None:

@@ -47,6 +47,7 @@ def sleepy(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("hold", [busy, sleepy])
+@pytest.mark.sample(2)
 def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
     run: Run,
     watchdog: Watchdog,
@@ -69,6 +70,7 @@ def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
     assert re.match(rf"test_watchdog\.py:\d+ {hold.__name__} < test_watchdog\.py:\d+ case < ", told[0]["by"])
 
 
+@pytest.mark.sample(1)
 def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_counted_each_time(
     run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +163,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("runner", rest_in_full("uvloop", "asyncio"))
 @pytest.mark.parametrize("what", BLOCKS)
+@pytest.mark.sample(3)
 async def test_the_service_ends_whatever_keeps_it(what: str, runner: str) -> None:
     block, work, speaks = BLOCKS[what]
     # A loaded machine may take a while for the last words; where there are none, Python's own watchdog ends it.

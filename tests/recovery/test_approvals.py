@@ -100,6 +100,7 @@ async def test_a_proxy_killed_while_a_person_is_asked_never_runs_the_tool(bench:
 
 
 @pytest.mark.parametrize("step", WORDS)
+@pytest.mark.sample(2)
 async def test_a_proxy_killed_behind_the_word_runs_the_tool_at_most_once(step: str, bench: Bench) -> None:
     async with other_proxy(bench.settings, die_at=step) as other:
         await other.tell("run it", wait=False)

@@ -110,6 +110,7 @@ async def test_what_a_person_says_behind_a_turn_that_a_crash_left_open_is_a_turn
 
 
 @pytest.mark.parametrize("when", ["while it is warm", "after a restart"])
+@pytest.mark.sample(1)
 async def test_what_an_orphan_writes_behind_results_that_went_elsewhere_is_adopted_by_nobody(
     when: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

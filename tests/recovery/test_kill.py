@@ -47,6 +47,7 @@ async def queued(settings: Settings, count: int) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.sample(4)
 async def test_a_proxy_killed_at_a_step_loses_and_doubles_nothing(
     step: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -132,6 +132,7 @@ async def killed(
 @old_cli_in_full
 @every_kind
 @pytest.mark.parametrize("doing", rest_in_full(answering, idle))
+@pytest.mark.sample(1)
 async def test_no_cli_outlives_its_proxy(
     doing: Doing, kind: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ async def test_a_cli_that_waits_for_results_does_not_ask_the_model_when_its_prox
 
 @every_kind
 @pytest.mark.parametrize("doing", rest_in_full(answering, waiting, idle))
+@pytest.mark.sample(1)
 async def test_it_is_so_without_a_parent_death_signal_too(
     doing: Doing, kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ async def test_it_is_so_without_a_parent_death_signal_too(
 
 
 @pytest.mark.parametrize("runs", ["uvloop", "thread"])
+@pytest.mark.sample(1)
 async def test_it_is_so_on_every_loop_that_an_engine_runs_on(
     runs: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

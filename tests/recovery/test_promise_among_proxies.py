@@ -108,6 +108,7 @@ async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_c
 
 
 @pytest.mark.parametrize("where", ["at the proxy that runs the turn", "at the proxy that was left for another"])
+@pytest.mark.sample(1)
 async def test_an_answer_that_was_fetched_at_another_proxy_stays_on_the_path(
     where: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -134,6 +135,7 @@ async def test_an_answer_that_was_fetched_at_another_proxy_stays_on_the_path(
 
 
 @pytest.mark.parametrize("step", rest_in_full("before commit", "before acknowledge", "after result", quick=2))
+@pytest.mark.sample(1)
 async def test_the_same_words_at_a_surviving_proxy_are_the_turn_that_the_crash_left_open(
     step: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -252,6 +254,7 @@ async def test_a_paused_proxys_agent_is_taken_over_and_the_proxy_is_fenced_out(
     assert [turn.status for turn in turns] == ["completed", "cancelled", "completed", "completed", "completed"]
 
 
+@pytest.mark.full
 async def test_an_idle_paused_proxy_keeps_its_agents_for_the_time_of_its_lease_only(
     short_lease: Callable[..., Settings], upstream: Upstream
 ) -> None:
@@ -266,6 +269,7 @@ async def test_an_idle_paused_proxy_keeps_its_agents_for_the_time_of_its_lease_o
     assert heard(upstream) == ["first", "second", "third", "fourth"]
 
 
+@pytest.mark.full
 async def test_a_pause_in_which_nobody_asked_for_the_agent_fences_nobody_out(
     short_lease: Callable[..., Settings], upstream: Upstream
 ) -> None:

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from cli_session_proxy.engine.engine import Engine
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
@@ -30,6 +32,7 @@ async def is_undelivered(engine: Engine, turn_id: str) -> bool:
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_two_proxies_take_turns_and_neither_trusts_its_old_process(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -74,6 +74,7 @@ async def on_store(
     ("broken", "run"),
     [("accept", False), ("begin", False), ("begin fail", False), ("commit", True), ("commit fail", True)],
 )
+@pytest.mark.sample(3)
 async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
     broken: str, run: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -45,6 +45,7 @@ def append(path: Path, line: Callable[[str], JSON]) -> None:
 
 
 @pytest.mark.parametrize("line", rest_in_full(*LINES, quick=2))
+@pytest.mark.sample(1)
 async def test_a_line_that_is_no_record_is_repaired_like_a_damaged_one(
     line: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -101,6 +102,7 @@ HARM = [as_a_link_to_nothing, beside_a_link_to_nothing, with_a_line_that_is_no_r
 
 
 @pytest.mark.parametrize("harm", HARM)
+@pytest.mark.sample(1)
 async def test_a_proxy_starts_whatever_a_killed_one_left_of_a_transcript(
     harm: Callable[[Path, Settings], None], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -272,6 +272,7 @@ async def test_a_loop_of_calls_ends_at_its_bound_and_the_conversation_goes_on(
 
 
 @either_way
+@pytest.mark.sample(1)
 async def test_a_model_that_takes_too_long_is_a_timeout_either_way(there: str | None, upstream: Upstream) -> None:
     upstream.when("wait", Stall(), times=None)
     with pytest.raises(TurnTimeout):

@@ -70,6 +70,7 @@ async def test_readmes_lines_answer_and_end(tmp_path: Path, claude: Path, upstre
 
 
 @pytest.mark.parametrize("end", rest_in_full("sys.exit(3)", "raise SystemExit(3)"))
+@pytest.mark.full
 async def test_a_script_that_exits_by_itself_is_not_held_up(
     tmp_path: Path, claude_2: Path, upstream: Upstream, end: str
 ) -> None:

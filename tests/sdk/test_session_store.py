@@ -119,6 +119,7 @@ async def test_an_application_and_the_proxy_go_on_from_each_other(
         assert heard(upstream) == [*said, "remember d = 4", "recall"]
 
 
+@pytest.mark.full
 async def test_an_application_with_a_directory_of_its_own_is_on_the_chain_too(
     settings: Settings, upstream: Upstream, app: App, tmp_path: Path
 ) -> None:

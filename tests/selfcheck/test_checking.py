@@ -78,6 +78,7 @@ async def test_an_old_cli_does_what_is_expected_of_its_version(claude_1: Path, t
     [*ALWAYS, *(pytest.param((one,), marks=pytest.mark.full) for one in CHANGES if (one,) not in ALWAYS)],
     ids=" and ".join,
 )
+@pytest.mark.sample(1)
 async def test_each_change_is_seen_as_what_it_is(how: tuple[str, ...], claude_2: Path, tmp_path: Path) -> None:
     report = await _run(tampered(claude_2, tmp_path / "bin", *how), Settings(var=tmp_path))
     expected = set().union(*(CHANGES[one] for one in how))

@@ -41,6 +41,7 @@ async def tells(url: str, words: str) -> bool:
         return words in str((await http.get("/v1/overview")).json()["cli"])
 
 
+@pytest.mark.full
 async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywhere(
     make_settings: MakeSettings, claude_2: Path, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("then", [[], ["delete"]], ids=["a turn", "a deletion"])
+@pytest.mark.sample(1)
 async def test_a_turn_is_journaled_in_memory_and_a_deletion_in_the_folder_for_temporary_files(
     path: Path, tmp_path: Path, then: list[str]
 ) -> None:

@@ -135,6 +135,7 @@ def test_no_table_is_forgotten() -> None:
     )
 
 
+@pytest.mark.sample(1)
 async def test_everything_that_a_store_holds_arrives(
     places: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ async def test_everything_that_a_store_holds_arrives(
         )  # it looks at references
 
 
+@pytest.mark.sample(1)
 async def test_what_is_written_meanwhile_arrives_as_well(places: tuple[Settings, Settings]) -> None:
     source, target = places
     async with opened(lambda: store_for(source)) as store:
@@ -199,6 +201,7 @@ async def test_what_is_written_meanwhile_arrives_as_well(places: tuple[Settings,
     assert "gone again" not in str(before["agents"])
 
 
+@pytest.mark.sample(1)
 async def test_a_store_that_was_moved_takes_no_write_and_names_the_new_place(
     places: tuple[Settings, Settings],
 ) -> None:
@@ -251,6 +254,7 @@ def test_a_move_into_a_store_that_is_used_is_refused(places: tuple[Settings, Set
     asyncio.run(made(source))
 
 
+@pytest.mark.sample(1)
 async def test_a_row_that_is_not_the_same_ends_the_move_and_the_store_goes_on(
     places: tuple[Settings, Settings],
 ) -> None:
@@ -281,6 +285,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.sample(1)
 async def test_a_move_that_is_interrupted_anywhere_goes_on_where_it_was(
     places: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +354,7 @@ asyncio.run(at.moved(at.in_file(Path(folder)), at.in_postgresql(url, Path(folder
         ),
     ],
 )
+@pytest.mark.sample(1)
 async def test_a_move_that_is_killed_loses_nothing(name: str, which: str, tmp_path: Path, postgres_url: str) -> None:
     source, target = in_file(tmp_path / "var"), in_postgresql(postgres_url, tmp_path)
     async with opened(lambda: store_for(source)) as store:

@@ -138,6 +138,7 @@ async def test_closing_waits_for_what_runs_and_for_what_waits(store: PostgresqlS
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("work", [slowly, noted_slowly], ids=["by a cursor", "together"])
+@pytest.mark.sample(2)
 def test_a_loop_that_ends_without_closing_the_store_leaves_nothing_half_done(
     postgres_url: str, loop: str, work: Callable[..., None]
 ) -> None:

@@ -112,6 +112,7 @@ async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str,
         ),
     ],
 )
+@pytest.mark.sample(2)
 async def test_a_chain_with_calls_survives(
     breaks: Callable[[Talk], Awaitable[None]],
     when: str,
@@ -213,6 +214,7 @@ async def test_a_call_is_answered_after_a_long_time(
 
 
 @pytest.mark.parametrize("before", rest_in_full("other calls of it", "nothing", "another exchange", quick=2))
+@pytest.mark.sample(1)
 async def test_a_new_process_that_takes_results_does_not_compact_them_away(
     before: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -218,13 +218,6 @@ async def test_an_image_in_a_result_brings_no_path_of_this_machine(
         )
         await ask(engine, "next", tools=TOOLS)
     told = json.dumps([m for m in upstream.requests[-1].messages if m["role"] != "system"])
-    print(
-        [
-            [{k: str(v)[:200] for k, v in b.items()} for b in m["content"]]
-            for m in upstream.requests[-1].messages
-            if isinstance(m["content"], list)
-        ]
-    )
     assert told.count('"type": "image"') == 2
     assert str(tmp_path) not in told
     assert "[Image" not in told
@@ -251,6 +244,7 @@ async def test_a_changed_tool_set_takes_effect_at_the_next_turn(
     assert upstream.requests[-1].user_texts() == ["one", "two", "three", "four", "five"]
 
 
+@pytest.mark.full
 async def test_names_are_mapped_and_none_reaches_a_tool_of_the_cli(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -333,6 +327,7 @@ async def test_an_old_cli_refuses_tools_clearly(claude_1: Path, make_settings: M
     ],
     indirect=["claude"],
 )
+@pytest.mark.sample(1)
 async def test_a_stop_sequence_cuts_the_answer_and_the_model_sees_it_cut(
     said: str, claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -74,6 +74,7 @@ async def test_an_old_cli_behind_a_script_works_as_an_old_one(
 
 @one_kind
 @pytest.mark.parametrize("upgraded", rest_in_full(False, True))
+@pytest.mark.full
 async def test_a_script_that_starts_another_version_from_now_on_is_followed(
     upgraded: bool, kind: str, claude_1: Path, claude_2: Path, make_settings: MakeSettings, upstream: Upstream,
     tmp_path: Path,

@@ -82,6 +82,7 @@ def squeezed(found: Score) -> bool:
         pytest.param("flat", squeezed, id="flat", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 async def test_a_server_that_is_wrong_at_every_turn_scores_so_on_each_row(
     kind: str, deserves: Callable[[Score], bool], tmp_path: Path
 ) -> None:

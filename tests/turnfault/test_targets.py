@@ -44,6 +44,7 @@ async def scores(target: str, folder: Path) -> dict[str, Score | None]:
 
 
 @pytest.mark.parametrize("target", [COMMAND, f"python: {ADAPTERS}:OnDisk"], ids=["command", "class"])
+@pytest.mark.sample(1)
 async def test_what_keeps_its_conversations_on_disk_keeps_them_over_a_kill(target: str, tmp_path: Path) -> None:
     found = await scores(target, tmp_path)
     assert {name: str(score) for name, score in found.items() if score is None or not score.whole} == {}

@@ -38,6 +38,7 @@ async def test_what_keeps_its_history_gets_every_task_done(tmp_path: Path) -> No
     }  # fmt: skip
 
 
+@pytest.mark.full
 async def test_what_forgets_does_not_know_its_task_after_a_kill(tmp_path: Path) -> None:
     found = await outcomes("InMemory", tmp_path)
     assert found["none"] == {"done"}

@@ -147,6 +147,7 @@ async def test_a_small_screen_shows_one_view_with_a_way_back(world: World) -> No
 @pytest.mark.parametrize(
     ("scheme", "widths"), rest_in_full(("light", (1024, 390)), ("light", (1440,)), ("dark", (1440, 1024, 390)))
 )
+@pytest.mark.full
 async def test_no_view_has_a_barrier(world: World, axe: str, scheme: str, widths: tuple[int, ...]) -> None:
     repaired = await turn_of(world, "mended")
     for width in widths:

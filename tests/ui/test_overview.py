@@ -139,6 +139,7 @@ async def test_an_agent_without_a_name_is_titled_by_its_first_question(world: Wo
             await expect(page.locator("#chain h1")).to_have_attribute("title", "auto_0123456789abcdef")
 
 
+@pytest.mark.full
 async def test_few_days_are_numbers_and_more_are_bars_today_first(world: World, axe: str) -> None:
     async with page_of(world.browser, world.url) as page:
         days = page.locator("#overview .days")

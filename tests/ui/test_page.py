@@ -89,6 +89,7 @@ async def test_the_files_allow_nothing_inline_and_nothing_from_elsewhere(tmp_pat
         assert (await http.get("/ui/nothing.js")).json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.full
 async def test_of_ten_thousand_turns_those_in_sight_are_drawn_wherever_somebody_jumps(
     browser: Browser, tmp_path: Path
 ) -> None:

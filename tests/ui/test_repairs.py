@@ -71,6 +71,7 @@ async def said(page: Page, turn_id: str, words: str) -> None:
     await expect(page.locator(f"#chain .row[data-turn={turn_id}] .told", has_text=words)).to_have_count(1)
 
 
+@pytest.mark.full
 async def test_repairs_of_the_real_cli_are_told_as_they_happen(
     browser: Browser, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def claude_2_old() -> Path:
         pytest.param("claude_1", False, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.sample(1)
 async def test_one_agents_life_keeps_every_acknowledged_turn(
     cli: str, short: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

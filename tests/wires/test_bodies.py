@@ -96,6 +96,7 @@ async def test_a_body_is_refused_in_the_same_words_wherever_it_is_read(client: h
 
 
 @pytest.mark.parametrize(("how", "why"), [("spin", "processor time"), ("eat", "memory")])
+@pytest.mark.sample(1)
 async def test_a_large_body_that_takes_too_much_is_refused_and_the_next_one_is_read(
     client: httpx.AsyncClient, aside: Aside, how: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def refused(wire: str, given: JSON) -> InvalidRequest:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("wire", READ)
 @pytest.mark.parametrize("roles", [("user", "assistant"), ("user",), ("assistant",)])
+@pytest.mark.sample(6)
 def test_as_many_messages_as_may_be_are_read_in_linear_time_and_one_more_is_refused(
     wire: str, roles: tuple[str, ...]
 ) -> None:
@@ -175,6 +176,7 @@ def test_arguments_of_a_call_hold_no_number_that_is_not_json(wire: str, number: 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("backwards", [True, False])
+@pytest.mark.sample(2)
 def test_googles_results_find_their_calls_in_linear_time(ids: bool, backwards: bool) -> None:
     count = 22_000
     names = [{"id": f"c{n}", "name": f"f{n}"} if ids else {"name": f"f{n}"} for n in range(count)]

@@ -134,6 +134,7 @@ def test_the_body_that_is_changed_is_a_good_one(wire: str) -> None:
 @pytest.mark.parametrize("wire", BODIES)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
+@pytest.mark.sample(3)
 def test_a_body_with_an_odd_value_anywhere_is_read_or_refused(wire: str, data: st.DataObject) -> None:
     read, good = BODIES[wire]
     body: Any = copy.deepcopy(good)

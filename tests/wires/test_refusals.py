@@ -77,6 +77,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.sample(3)
 async def test_a_refusal_is_an_answer_that_says_why(client: httpx.AsyncClient, wire: str) -> None:
     path, body, read = WIRES[wire]
     answer = await client.post(path, json={"model": "sonnet", **body})
@@ -87,6 +88,7 @@ async def test_a_refusal_is_an_answer_that_says_why(client: httpx.AsyncClient, w
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.sample(3)
 async def test_a_stream_that_is_refused_ends_as_an_answer_that_says_why(client: httpx.AsyncClient, wire: str) -> None:
     path, body, _ = WIRES[wire]
     if wire == "generate":

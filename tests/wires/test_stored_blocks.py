@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import Phase, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -150,6 +151,7 @@ async def test_blocks_of_an_earlier_import_are_shown_in_words(tmp_path: Path) ->
 @examples(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(FOUND, FOUND, ITEM)
 @example([], [], {"type": "function_call_output", "call_id": ["t"], "output": "x"})
+@pytest.mark.full
 def test_whatever_blocks_an_earlier_import_took_every_address_shows_the_turn(
     asked: list[Block], said: list[Block], data: dict[str, Any]
 ) -> None:

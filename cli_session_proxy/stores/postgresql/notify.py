@@ -59,7 +59,8 @@ class Listener:
     async def _listen(self, proxy_id: str) -> None:
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(**self._options, autocommit=True) as conn:
+                conn = await psycopg.AsyncConnection.connect(**self._options, autocommit=True)
+                try:
                     answers = await (await conn.execute("SELECT pg_backend_pid()")).fetchone()
                     if answers is None or answers[0] != conn.info.backend_pid:
                         log.info("not_listening", why="a pooler stands in front of the server")
@@ -70,6 +71,8 @@ class Listener:
                     async for note in conn.notifies():
                         if note.payload == proxy_id:
                             self._notified.set()
+                finally:  # not `async with`: that waits for the server first, and a task cancelled there leaves it open
+                    await conn.close()
             except (psycopg.Error, OSError) as exc:
                 log.info("not_listening", why=type(exc).__name__)
             finally:

@@ -214,6 +214,7 @@ async def test_a_cli_that_was_not_seen_asking_runs_no_turn_that_wants_it(
 
 
 @pytest.mark.parametrize("confined", [False, pytest.param(True, marks=[on_linux])])
+@pytest.mark.sample(1)
 async def test_a_cli_that_runs_a_tool_without_asking_fails_the_turn_and_gets_no_other(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path, confined: bool
 ) -> None:

@@ -481,6 +481,7 @@ def command_lines() -> str:
     return subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.full
 async def test_the_old_cli_can_be_confined_too(
     make_settings: MakeSettings, claude_1_itself: Path, tmp_path: Path, upstream: Upstream
 ) -> None:

@@ -86,6 +86,7 @@ SERVERS = ("servers", "server's script", "server's option", "hook")
         *(f"another profile's {one}" for one in SERVERS),
     ],
 )
+@pytest.mark.sample(4)
 async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_path: Path, place: str) -> None:
     project = tmp_path / "project"
     (project / "bin").mkdir(parents=True)
@@ -127,6 +128,7 @@ async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_
 
 
 @pytest.mark.parametrize("place", ["a folder of PATH", "what a link of PATH leads to", "an empty entry of PATH"])
+@pytest.mark.sample(1)
 async def test_programs_that_are_looked_for_are_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -243,6 +245,7 @@ async def test_a_link_on_the_way_to_a_mount_makes_nothing_outside(shells: Shells
     assert [*victim.rglob("*")] == [victim / "projects"]
 
 
+@pytest.mark.full
 async def test_a_link_that_is_put_there_while_another_cli_of_the_agent_starts_makes_nothing_outside(
     shells: Shells, tmp_path: Path
 ) -> None:
@@ -528,6 +531,7 @@ async def test_a_home_that_a_link_leads_to_in_a_folder_of_software_is_hidden(
         assert "SQLite" not in said
 
 
+@pytest.mark.full
 async def test_other_sessions_are_hidden_where_a_shown_folder_holds_what_the_config_dir_leads_to(
     shells: Shells, tmp_path: Path
 ) -> None:
@@ -610,6 +614,7 @@ async def test_a_script_that_starts_the_cli_is_asked_nothing_where_a_confined_ag
         assert not ran.exists()
 
 
+@pytest.mark.full
 async def test_a_summary_of_a_confined_agent_stays_within_its_boundary_which_is_nobody_elses(
     shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,6 +708,7 @@ async def test_what_this_program_reads_later_is_not_written_from_inside(
     assert shells.upstream.requests == []
 
 
+@pytest.mark.full
 async def test_an_agent_that_was_confined_stays_so_on_another_host_that_sees_its_directory(
     shells: Shells, tmp_path: Path
 ) -> None:
@@ -762,6 +768,7 @@ async def test_a_confined_agent_that_names_another_session_as_its_own_is_not_giv
     assert not [*(settings.var / "projects").glob("*")]
 
 
+@pytest.mark.full
 async def test_a_confined_agent_that_names_another_agents_session_ends_nothing_of_that_agents(shells: Shells) -> None:
     """In its CLI's place. Its turn ended the other one's running process, and so failed its turn."""
     waits = "touch begun; until [ -e stop ]; do sleep 0.05; done; echo do''ne"
@@ -861,6 +868,7 @@ async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_other
 
 
 @pytest.mark.parametrize("when", ["in a turn", "before its first word"])
+@pytest.mark.sample(1)
 async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from_others(
     shells: Shells, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
@@ -879,6 +887,7 @@ async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from
     assert not {"claude_option_refused", "claude_degraded"} & {str(event["event"]) for event in events(caplog)}
 
 
+@pytest.mark.full
 async def test_what_is_said_in_the_place_of_a_summarys_cli_takes_no_option_from_others_either(
     shells: Shells, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -998,6 +1007,7 @@ async def test_the_memory_of_what_runs_inside_is_not_read_when_another_cli_ends(
         assert guardian_program.mark_of(first)
 
 
+@pytest.mark.full
 async def test_a_link_in_the_way_of_a_measurement_does_not_weigh_the_machines_disk(shells: Shells) -> None:
     """Beyond `max_memory` other agents' processes were ended, and none could be started."""
     if not shells.settings.var.is_relative_to("/tmp"):

@@ -156,6 +156,7 @@ def a_suppressed_history(_: Record, answer: Record) -> list[Record]:
         a_circle, a_rewind, a_suppressed_history,
     ],
 )  # fmt: skip
+@pytest.mark.sample(12)
 async def test_a_turn_keeps_what_was_said_whatever_a_program_writes_into_its_records(
     shells: Shells, forge: Callable[[Record, Record], list[Record]], cut: bool
 ) -> None:
@@ -188,6 +189,7 @@ async def test_a_turn_keeps_what_was_said_whatever_a_program_writes_into_its_rec
     "change", [{"content": "forged: rain, and thunder"}, {"content": 5}, {"type": "note", "content": 5}]
 )
 @pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.sample(3)
 async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells, beside: bool, change: Record) -> None:
     """`beside`: the program writes another result of the same call before it."""
     gate = HeldReply(reply=Reply("It is."))
@@ -221,6 +223,7 @@ async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells, beside:
 @pytest.mark.parametrize(
     ("words", "failed"), [([], False), ([], True), ([" "], False), ([""], True), (["a", "b"], True)]
 )
+@pytest.mark.sample(3)
 async def test_what_the_cli_makes_of_a_result_is_kept(shells: Shells, words: list[str], failed: bool) -> None:
     """It says so if there is none, and joins the texts of an error."""
     shells.upstream.when("where", ToolUse([called("get_weather")]))
@@ -244,6 +247,7 @@ async def test_the_calls_of_a_turn_with_an_image_that_the_cli_makes_smaller_are_
 
 
 @pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.sample(1)
 async def test_what_a_program_adds_between_two_turns_is_no_persons_turn(shells: Shells, restarted: bool) -> None:
     def add() -> None:
         path = transcript_of(shells)
@@ -299,6 +303,7 @@ def blocks_of(record: Record) -> list[Record]:
 
 @pytest.mark.parametrize("change", [an_error_of_the_api, only_the_last_record, another_result])
 @pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.sample(3)
 async def test_what_was_said_is_not_forgotten_whatever_a_program_changes_between_two_turns(
     shells: Shells, change: Callable[[list[Record]], None], restarted: bool
 ) -> None:
@@ -435,6 +440,7 @@ def told_as(content: str, **more: Any) -> Record:
     ],
     ids=["summary", "note", "prompt"],
 )
+@pytest.mark.sample(1)
 async def test_what_a_program_prints_in_its_clis_place_is_no_users_text_and_hides_nothing(
     shells: Shells, frames: list[Record]
 ) -> None:

@@ -229,6 +229,7 @@ async def test_a_transcript_that_is_held_is_read_once_its_cli_was_killed(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 async def test_a_failed_turn_waits_for_no_program_of_another_cli_of_the_agent(
     shells: Shells, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_file_of_anybodys_sends_no_conversation_anywhere() -> None:
 
 
 @pytest.mark.parametrize("models", ["", "; s.models['gpt'] = ModelSettings(litellm='openai/gpt-4o')"])
+@pytest.mark.sample(1)
 async def test_litellm_is_imported_only_where_a_model_is_configured(tmp_path: Path, models: str) -> None:
     program = (
         "import sys; from cli_session_proxy.settings import Settings, ModelSettings\n"

@@ -314,6 +314,7 @@ def test_what_a_fallback_means_for_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("begins_with", ["sonnet", "gpt"])
+@pytest.mark.sample(1)
 async def test_earlier_attempts_stay_in_front_of_the_first_prompt_whoever_answers(
     with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path, tmp_path: Path,
     begins_with: str,

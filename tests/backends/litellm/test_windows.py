@@ -73,6 +73,7 @@ def test_a_window_never_begins_with_results() -> None:
     assert left_out(TEN, loop) == 0  # one chain of calls is shown from its start
 
 
+@pytest.mark.full
 async def test_a_window_of_ten_on_a_chain_of_five_hundred(
     with_models: Callable[..., Settings], provider: Provider
 ) -> None:

@@ -36,6 +36,7 @@ def _no_tracing() -> None:
         ("previous_response_id", False), ("conversation_id", True), ("session", False), ("history", True), quick=4,
     ),
 )  # fmt: skip
+@pytest.mark.sample(2)
 async def test_openai_agents(door: Door, upstream: Upstream, way: str, streamed: bool) -> None:
     agent = agents.Agent(
         name="a", model=agents.OpenAIResponsesModel(model="sonnet", openai_client=door.openai), instructions="Be kind."

@@ -322,6 +322,7 @@ class Run:
 
 @pytest.mark.parametrize("store", rest_in_full("sqlite", "postgresql"))  # each time on both, without the CLI
 @pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.full
 async def test_a_random_history_is_told_whole_with_the_cli(
     request: pytest.FixtureRequest,
     claude_2: Path,
@@ -336,6 +337,7 @@ async def test_a_random_history_is_told_whole_with_the_cli(
 
 
 @pytest.mark.parametrize(("store", "seed"), half(["sqlite", "postgresql"], seeds(2)))
+@pytest.mark.sample(1)
 async def test_a_random_history_is_told_whole(
     request: pytest.FixtureRequest, make_settings: MakeSettings, upstream: Upstream, store: str, seed: int
 ) -> None:

@@ -62,6 +62,7 @@ def cases(*axes: Sequence[str]) -> list[ParameterSet]:
 @pytest.mark.parametrize(
     ("pair", "first"), cases(["an item was taken out", "an answer in the input"]), indirect=["pair"]
 )
+@pytest.mark.sample(1)
 async def test_a_turn_that_runs_at_one_proxy_is_remembered_by_the_other(
     pair: Pair, upstream: Upstream, first: str
 ) -> None:
@@ -88,6 +89,7 @@ async def test_a_turn_that_runs_at_one_proxy_is_remembered_by_the_other(
     assert await shown(pair.b, conversation, upstream) == [*expected, "say end", "to say end"]
 
 
+@pytest.mark.sample(1)
 async def test_two_requests_at_once_show_a_free_item_once(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
     running, gate = await begun(pair.b, conversation, upstream, "say one")
@@ -100,6 +102,7 @@ async def test_two_requests_at_once_show_a_free_item_once(pair: Pair, upstream: 
     assert await shown(pair.b, conversation, upstream) == expected
 
 
+@pytest.mark.sample(1)
 async def test_many_requests_at_once_show_each_free_item_once(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create(items=[message("say h1"), message("h2", "assistant")])).id
     words = [f"say {number}" for number in range(AT_ONCE)]
@@ -110,6 +113,7 @@ async def test_many_requests_at_once_show_each_free_item_once(pair: Pair, upstre
     assert seen[3::2] == [f"to {text}" for text in seen[2::2]]
 
 
+@pytest.mark.sample(1)
 async def test_items_that_are_taken_out_at_once_stay_out_and_the_notes_stay(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create(metadata={"n": "0"})).id
     for number in range(AT_ONCE):
@@ -152,6 +156,7 @@ async def test_a_free_item_that_is_taken_out_while_a_turn_waits_is_not_shown(pai
     cases(["refused", "failed", "cancelled", "undelivered", "rewound"], ["a question", "an exchange"]),
     indirect=["pair"],
 )
+@pytest.mark.sample(4)
 async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
     pair: Pair, upstream: Upstream, how: str, hand: str
 ) -> None:
@@ -188,6 +193,7 @@ async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
     assert await shown(pair.a, conversation, upstream) == [*expected, "say end", "to say end"]
 
 
+@pytest.mark.sample(1)
 async def test_who_goes_on_from_an_answer_before_a_rewind_sees_its_items_once(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
     first = await said(pair.a, conversation, "say one")
@@ -202,6 +208,7 @@ async def test_who_goes_on_from_an_answer_before_a_rewind_sees_its_items_once(pa
 
 
 @pytest.mark.parametrize(("pair", "hand"), cases(["a question", "an exchange"]), indirect=["pair"])
+@pytest.mark.sample(1)
 async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_took_once(
     pair: Pair, upstream: Upstream, hand: str
 ) -> None:
@@ -224,6 +231,7 @@ async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_
 
 
 @pytest.mark.parametrize(("pair", "at"), cases(["the same proxy", "the other proxy"]), indirect=["pair"])
+@pytest.mark.sample(1)
 async def test_an_undelivered_turn_is_left_off_after_an_item_was_taken_out(
     pair: Pair, upstream: Upstream, at: str
 ) -> None:
@@ -238,6 +246,7 @@ async def test_an_undelivered_turn_is_left_off_after_an_item_was_taken_out(
     assert await shown(there, conversation, upstream) == expected
 
 
+@pytest.mark.sample(1)
 async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
     await said(pair.a, conversation, "say one")
@@ -252,6 +261,7 @@ async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(p
     cases(["told anew", "with answers in its input"], ["a turn", "a rewind"]),
     indirect=["pair"],
 )
+@pytest.mark.sample(2)
 async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
     pair: Pair, upstream: Upstream, how: str, then: str
 ) -> None:
@@ -283,6 +293,7 @@ async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
 @pytest.mark.parametrize(
     ("pair", "then"), cases(["an answer in the input", "an item was taken out"]), indirect=["pair"]
 )
+@pytest.mark.sample(1)
 async def test_a_system_item_holds_on(pair: Pair, upstream: Upstream, then: str) -> None:
     """It is listed as long as the model is shown it, once."""
     conversation = (await pair.a.openai.conversations.create(items=[message("Be terse.", "system")])).id
@@ -338,6 +349,7 @@ async def test_two_serves_on_one_store_keep_a_conversation(
     assert rest == ["say free", f"say {first}", f"to say {first}", f"say {second}", f"to say {second}", "say end"]
 
 
+@pytest.mark.sample(1)
 async def test_an_answer_written_by_hand_behind_an_answer_stands_there(pair: Pair, upstream: Upstream) -> None:
     conversation = (await pair.a.openai.conversations.create()).id
     await said(pair.a, conversation, "say one")

@@ -300,6 +300,7 @@ async def test_a_moment_without_descriptors_leaves_no_proxy_without_a_guardian(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.sample(1)
 def test_however_few_descriptors_are_free_its_start_leaves_none_open(run: Callable[..., None]) -> None:
     async def main() -> None:
         first = Guardian()

@@ -355,6 +355,7 @@ async def test_what_has_to_come_soon_is_not_waited_for_long(
 
 
 @pytest.mark.parametrize("confined", [False, True])
+@pytest.mark.sample(1)
 async def test_one_that_is_at_work_is_waited_for_on_a_busy_machine(
     fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch, confined: bool
 ) -> None:

@@ -83,6 +83,7 @@ async def test_images_and_2_mb_prompts_arrive_whole(
     assert shown(upstream) == long
 
 
+@pytest.mark.sample(1)
 async def test_no_tool_is_offered_and_none_can_run(
     claude: Path, upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
@@ -146,6 +147,7 @@ async def test_an_old_cli_resumes_under_a_new_id(
     assert again.session_id != launch.session_id
 
 
+@pytest.mark.sample(1)
 async def test_an_unknown_session_is_a_death_that_says_so(claude: Path, real: MakeLaunch, start: Start) -> None:
     process = await start(await real(claude, session_id=str(uuid.uuid4()), resume=True))
     with pytest.raises(ProcessDied) as died:

@@ -53,6 +53,7 @@ async def closed(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary: P
 @pytest.mark.parametrize(
     "ends", [discarded, retired_for_another, retired_after_tool_timeout, launched_differently, closed]
 )
+@pytest.mark.sample(3)
 async def test_no_other_request_reaches_the_model(
     ends: Ends, claude_2: Path, upstream: Upstream, real: MakeLaunch, make_settings: MakeSettings
 ) -> None:

@@ -33,6 +33,7 @@ from ....talking import ask, by_hand, heard, running, text
 from ....tools.test_loops import TOOLS, both, calls, result, results
 
 
+@pytest.mark.full
 async def test_a_turn_cut_at_a_stop_sequence_behind_a_prompt_that_the_old_cli_cuts_is_remembered(
     claude_1: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -49,6 +50,7 @@ async def test_a_turn_cut_at_a_stop_sequence_behind_a_prompt_that_the_old_cli_cu
 
 
 @pytest.mark.parametrize("clocks", [["monotonic"], ["monotonic", "process_time"]], ids=["paused", "busy"])
+@pytest.mark.sample(1)
 async def test_a_proxy_that_was_paused_or_is_busy_still_waits_for_what_its_cli_writes(
     claude_2: Path,
     make_settings: MakeSettings,
@@ -79,6 +81,7 @@ async def test_a_proxy_that_was_paused_or_is_busy_still_waits_for_what_its_cli_w
         assert (await ask(engine, "three")).continuity == "warm"
 
 
+@pytest.mark.full
 async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_its_own(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_it
 
 
 @pytest.mark.parametrize("found", [["nothing", "a line"] * 3, ["nothing"]], ids=["in parts", "at once"])
+@pytest.mark.sample(1)
 async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
     claude_2: Path,
     make_settings: MakeSettings,
@@ -135,6 +139,7 @@ async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
 
 
 @pytest.mark.parametrize(("size", "beside"), [(100, [False]), (2 * SMALL, [False, True])])
+@pytest.mark.sample(1)
 async def test_a_large_addition_is_read_beside_the_event_loop(
     claude_2: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, size: int, beside: list[bool]
 ) -> None:

@@ -157,6 +157,7 @@ FORGED: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("how", FORGED)
+@pytest.mark.sample(4)
 async def test_a_line_on_no_path_changes_nothing_of_what_is_loaded(
     how: str, claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -191,6 +192,7 @@ async def test_a_swap_that_is_taken_back_in_time_is_noticed(
 
 @old_cli_in_full
 @pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.sample(1)
 async def test_damage_of_the_same_length_during_a_turn_is_mended_at_the_next_start(
     start: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ async def test_an_exchange_that_somebody_appends_while_it_is_loaded_is_adopted(
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_and_costs_nothing(
     claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -242,6 +245,7 @@ async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_a
     assert heard(upstream) == [*SAID, "again"]
 
 
+@pytest.mark.full
 async def test_times_that_are_new_at_every_load_are_the_clis_own_doing(
     claude_2: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -299,6 +303,7 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_an_answer_out_of_another_conversation_is_not_kept(
     claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -316,6 +321,7 @@ async def test_an_answer_out_of_another_conversation_is_not_kept(
     assert heard(upstream) == [*OTHERS, "and you"]
 
 
+@pytest.mark.full
 async def test_an_answer_of_a_cli_that_loaded_fewer_turns_is_not_kept(
     claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

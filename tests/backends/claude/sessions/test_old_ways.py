@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from cli_session_proxy.backends.claude.sessions.verifying import Verifier
 from cli_session_proxy.domain.models import Message
 from turnfault.provider.upstream import Upstream
@@ -35,6 +37,7 @@ async def test_the_transcript_of_a_new_session_may_come_after_the_result(
 
 
 @old_cli_in_full
+@pytest.mark.full
 async def test_a_cli_that_splits_records_at_a_resume_is_given_one_block_a_record(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -58,6 +61,7 @@ async def test_a_cli_that_splits_records_at_a_resume_is_given_one_block_a_record
     assert [after.prefix_kept(before) for before, after in pairwise(asked)] == [1.0] * 4
 
 
+@pytest.mark.sample(1)
 async def test_a_record_of_an_unknown_type_in_the_chain_of_parents_hides_no_turn(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

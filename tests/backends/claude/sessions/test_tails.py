@@ -68,6 +68,7 @@ async def test_of_many_prompts_behind_the_path_the_store_is_asked_once(tmp_path:
 
 
 @pytest.mark.parametrize("which", [-1, 1])
+@pytest.mark.sample(1)
 async def test_a_record_that_is_there_again_is_not_taken_for_an_exchange_of_a_person(
     make_settings: MakeSettings, claude: Path, upstream: Upstream, which: int
 ) -> None:

@@ -86,6 +86,7 @@ async def test_other_projects_and_other_files_are_not_told(watched: Watched) -> 
     assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
 
 
+@pytest.mark.full
 async def test_a_flood_of_files_holds_up_nobody_and_is_told_in_part(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

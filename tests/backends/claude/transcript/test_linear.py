@@ -88,6 +88,7 @@ WORK = (rewinds, unknown_kinds, made_up_answers, copies, marks, left_out)
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda one: one.__name__)
+@pytest.mark.sample(3)
 def test_many_of_a_kind_are_read_in_linear_time(work: Callable[[], object]) -> None:
     began = time.process_time()
     work()

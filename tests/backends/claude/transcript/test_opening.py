@@ -158,6 +158,7 @@ def test_such_a_thing_beside_a_transcript_is_left_out(make: Make, tmp_path: Path
 
 
 @ODD
+@pytest.mark.sample(3)
 async def test_such_an_entry_in_the_register_of_sessions_is_passed_over(make: Make, tmp_path: Path) -> None:
     """It is looked at on the event loop."""
     (tmp_path / "sessions").mkdir()

@@ -461,6 +461,7 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("more", TOO_MUCH.values(), ids=TOO_MUCH)
+@pytest.mark.sample(3)
 def test_a_file_of_more_than_can_be_read_beside_the_event_loop_is_unreadable(more: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
@@ -536,6 +537,7 @@ def test_more_records_than_are_looked_at_behind_the_path_are_unreadable(
     ],
     ids=["text", "image", "blocks"],
 )  # fmt: skip
+@pytest.mark.sample(1)
 def test_the_prompt_of_a_body_of_any_size_that_is_taken_can_be_read(prompt: list[Block]) -> None:
     scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_700_000_000.0)
     [line] = [scribe.record(Message("user", tuple(prompt)), "sonnet").line]
