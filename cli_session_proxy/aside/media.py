@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..domain.evidence import NoteCode
@@ -25,12 +25,25 @@ class ReplacedBlock:
 
 
 class Media:
-    """One per history, with a cache of results. The work is done in a helper process."""
+    """One per history or prompt, with a cache of results. The work is done in a helper process."""
 
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
         # By hash of the data: a smaller image, or why it cannot be read, or None if it can stay.
         self._cache: OrderedDict[str, Fitted | str | None] = OrderedDict()
+
+    async def fitted(self, blocks: Sequence[Block], changed: Counter[NoteCode]) -> tuple[Block, ...]:
+        """The blocks as the model accepts them. Adds to `changed` what is different."""
+        out: list[Block] = []
+        for block in blocks:
+            if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+                out.append({**block, "content": list(await self.fitted(block["content"], changed))})
+                continue
+            replaced = await self.replacement(block)
+            if replaced is not None:
+                changed[replaced.code] += 1
+            out.append(block if replaced is None else replaced.block)
+        return tuple(out)
 
     async def replacement(self, block: Block) -> ReplacedBlock | None:
         """The replacement of an image or document; None if it can stay."""

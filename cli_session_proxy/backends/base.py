@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.approvals import Verdict
 from ..domain.client_tools import Check, Offers
-from ..domain.evidence import CacheMiss, Evidence
+from ..domain.evidence import CacheMiss, Evidence, NoteCode
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -60,8 +61,9 @@ class Job:
 
     `prompt`: the new blocks, apart from the `results` of the parent's calls, by call. `frame_uuid` identifies this
     attempt. `offers`: the client's tools that may be called; other options are in `turn.options`. `check` validates the
-    arguments of strict tools' calls. `adopt`: the turn is at the head, so a person's turns in the session are adopted
-    first. `remedies`: changes that earlier attempts asked for. `window`: how much of the path the model is shown.
+    arguments of strict tools' calls; `fit` makes blocks smaller that the model would refuse, and counts them. `adopt`:
+    the turn is at the head, so a person's turns in the session are adopted first. `remedies`: changes that earlier
+    attempts asked for. `window`: how much of the path the model is shown.
     """
 
     agent: Agent
@@ -75,6 +77,7 @@ class Job:
     profile: Profile
     prompt: tuple[Block, ...]
     check: Check
+    fit: Callable[[Sequence[Block], Counter[NoteCode]], Awaitable[tuple[Block, ...]]]
     offers: Offers = field(default_factory=Offers)
     results: Mapping[str, Block] = field(default_factory=dict)
     adopt: bool = False

@@ -1,12 +1,15 @@
-"""Validates answers and arguments by the client's JSON Schemas. A hostile schema can take for ever, so this runs in a
-process that can be killed."""
+"""Validates answers and arguments by the client's JSON Schemas, and fits its images to the model's limits. A hostile
+schema or image can take for ever, so this runs in processes that can be killed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from ..aside.pool import Helpers, OutOfBoundsError
+from ..aside.media import Media
+from ..aside.pool import Aside, OutOfBoundsError
 from ..domain import structured
+from ..domain.evidence import NoteCode
 from ..domain.models import JSON, Block
 from ..errors import InvalidRequest
 
@@ -14,8 +17,9 @@ from ..errors import InvalidRequest
 class Checks:
     """One per engine."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
+        self._helpers = aside.checking
 
     def expect(self) -> None:
         """Start the validating process early, while the model thinks."""
@@ -36,6 +40,10 @@ class Checks:
             return await self._helpers.call(structured.fault_of, value, schema)
         except OutOfBoundsError as exc:
             raise _too_much("the arguments of a call", exc) from exc
+
+    async def media(self, blocks: Sequence[Block], changed: Counter[NoteCode]) -> tuple[Block, ...]:
+        """See `Media.fitted`."""
+        return await Media(self._aside).fitted(blocks, changed)
 
 
 def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:

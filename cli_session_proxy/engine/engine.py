@@ -206,7 +206,7 @@ class Engine:
             self._ownership,
             self._tasks.own,
             self.observers,
-            Checks(self.aside.checking),
+            Checks(self.aside),
             self.passing,
             place_composed=self._placement.place_composed,
             budgets=self.budgets.of,

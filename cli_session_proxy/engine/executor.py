@@ -499,6 +499,7 @@ class Executor:
             offers=Offers.of(tools) if tools else Offers(),
             results=results,
             check=self._checks.arguments,
+            fit=self._checks.media,
             adopt=attempt.at_head,
             remedies=attempt.retrying.remedies,
             window=self.settings.window_for(model, profile, turn.options.window),

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
@@ -350,7 +350,6 @@ class MediaFitting:
     """
 
     aside: Aside
-    _changed: Counter[NoteCode] = field(init=False)  # in the current exchange
 
     @cached_property
     def _media(self) -> Media:
@@ -371,22 +370,10 @@ class MediaFitting:
 
     async def fit(self, past: Past) -> Past:
         """The exchange as the model accepts it, with notes of what was changed."""
-        self._changed = Counter()
-        fitted = tuple([Message(message.role, await self._blocks(message.content)) for message in past.input])
-        notes = tuple(Note(code, number) for code, number in self._changed.items())
+        changed: Counter[NoteCode] = Counter()
+        fitted = tuple([Message(one.role, await self._media.fitted(one.content, changed)) for one in past.input])
+        notes = tuple(Note(code, number) for code, number in changed.items())
         return replace(past, input=fitted, notes=(*past.notes, *notes)) if notes else past
-
-    async def _blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
-        out: list[Block] = []
-        for block in blocks:
-            if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-                out.append({**block, "content": list(await self._blocks(block["content"]))})
-                continue
-            changed = await self._media.replacement(block)
-            if changed is not None:
-                self._changed[changed.code] += 1
-            out.append(block if changed is None else changed.block)
-        return tuple(out)
 
 
 def _is_short(messages: Sequence[Message]) -> bool:

@@ -493,7 +493,7 @@ _NOTES: Mapping[NoteCode, tuple[str, str]] = {
     "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were not JSON: kept as text."),
     "images_made_smaller": (
         "image",
-        "{0} in the client's or imported history would have been too large: made smaller for the model.",
+        "{0} of the prompt or the history would have been too large: made smaller for the model.",
     ),
     "unreadable_images_left_out": (
         "image",

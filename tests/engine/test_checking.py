@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from bench.attacks import NEARLY, reference_bomb
-from cli_session_proxy.aside.pool import Helpers
+from cli_session_proxy.aside.pool import Aside, Helpers
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import Block, Tool, ToolChoice
 from cli_session_proxy.domain.structured import InvalidOutput
@@ -28,7 +29,7 @@ async def helpers() -> AsyncIterator[Helpers]:
 
 @pytest.fixture
 def checks(helpers: Helpers) -> Checks:
-    return Checks(helpers)
+    return Checks(cast(Aside, SimpleNamespace(checking=helpers)))
 
 
 def text(words: str) -> Block:

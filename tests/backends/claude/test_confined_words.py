@@ -235,15 +235,21 @@ async def test_what_the_cli_makes_of_a_result_is_kept(shells: Shells, words: lis
     assert turn.evidence.records == "reported"
 
 
-async def test_the_calls_of_a_turn_with_an_image_that_the_cli_makes_smaller_are_kept(shells: Shells) -> None:
+async def test_an_image_that_is_too_large_stays_with_the_calls_of_its_turn(shells: Shells) -> None:
+    """A CLI makes an image of a prompt smaller, but none that it loads: the provider refused it from a new process on,
+    and the CLI put a text into its place."""
     shells.upstream.when("[Image: source", ToolUse([("Bash", {"command": "echo seen"})]))
-    said = Message("user", (image(picture(2500, 100)), {"type": "text", "text": "what is it?"}))
+    said = Message("user", (image(picture(8500, 100)), {"type": "text", "text": "what is it?"}))
     async with running(shells.settings) as engine:
         turn = await ask(engine, said, agent="confined", profile="confined")
     assert turn.evidence.records == "reported"
+    assert [(note.code, note.count) for note in turn.evidence.notes] == [("images_made_smaller", 1)]
     async with running(shells.settings) as engine:
         await say(engine, "word-2")
-    assert "echo seen" in shells.upstream.requests[-1].raw.decode()
+    told = shells.upstream.requests[-1].raw.decode()
+    assert "echo seen" in told
+    assert '"type":"image"' in told
+    assert not shells.upstream.refused
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -15,6 +15,7 @@ import contextlib
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -23,7 +24,7 @@ from pathlib import Path
 from .... import logs
 from ....domain import client_tools
 from ....domain.client_tools import Offers
-from ....domain.evidence import NOTHING, Evidence, Note, Repair
+from ....domain.evidence import NOTHING, Evidence, Note, NoteCode, Repair
 from ....domain.forms import replace
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
@@ -154,6 +155,9 @@ class Sessions:
         wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.record_second_turn(job)
+        changed: Counter[NoteCode] = Counter()
+        if profile.confined:  # its records are made of what is sent: the CLI must have nothing to make smaller
+            job = replace(job, prompt=await job.fit(job.prompt, changed))
         context = TurnContext(job, cwd, env, capability, without_parameters, wrapper, shared)
         imported = []
         if parent is not None and (session is None or session.mark is None):
@@ -167,7 +171,8 @@ class Sessions:
         prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
         if (opened.head.system, opened.offers) != (job.system, job.offers) or prompt is not job.prompt:
             context = replace(context, job=replace(job, system=opened.head.system, offers=opened.offers, prompt=prompt))
-        notes = (*imported, *opened.notes, *decided.notes)
+        fitted = [Note(code, number) for code, number in changed.items()]
+        notes = (*imported, *fitted, *opened.notes, *decided.notes)
         reloads: list[str] = []  # why another transcript was loaded
         while len(reloads) < LOADS:
             last = len(reloads) == LOADS - 1
