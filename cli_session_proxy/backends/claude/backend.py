@@ -416,6 +416,7 @@ class _ClaudeExecution:
     async def discard(self, *, owned: bool) -> None:
         if self._without_parameters:
             self._backend._context_full.discard(self._job.turn.id)
+        self._ready.process.told = []
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._reusable)
         with self._backend.sessions.not_held_up(self._ready.process):
             await self._backend.sessions.spoil(self._ready, failed, owned=owned)

@@ -10,6 +10,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,16 +370,20 @@ async def test_thinking_that_a_new_process_cannot_show_is_left_out_and_told(shel
     """Its signature covers the CLI's notes, which are not among the records: the provider refused each first request of
     a process, and no turn said that the thinking was gone."""
     shells.upstream.when("where", Reply("in Rome", thinking="deep thought"))
+    shells.upstream.when("word-3", replace(ToolUse([called("get_weather")]), thinking="a deep thought, too"))
     async with running(shells.settings) as engine:
-        await say(engine, "word-1")
         await say(engine, "where")
         await say(engine, "word-2")
         assert "deep thought" in shells.upstream.requests[-1].raw.decode()
     async with running(shells.settings) as engine:
-        turn = await ask(engine, "word-3", agent="confined", profile="confined")
+        turn = await ask(engine, "word-3", agent="confined", profile="confined", tools=(WEATHER,))
         assert [(note.code, note.count) for note in turn.evidence.notes] == [("thinking_left_out", 1)]
+    async with running(shells.settings) as engine:
+        brought = results(result(calls(turn)[0], "sunny"))
+        turn = await ask(engine, brought, agent="confined", profile="confined", tools=(WEATHER,))
+        assert [(note.code, note.count) for note in turn.evidence.notes] == [("thinking_left_out", 2)]
     assert [why for _, why in shells.upstream.refused] == []
-    assert heard(shells.upstream) == ["word-1", "where", "word-2", "word-3"]
+    assert heard(shells.upstream) == ["where", "word-2", "word-3", "tool_result: sunny"]
     assert "deep thought" not in shells.upstream.requests[-1].raw.decode()
 
 

@@ -185,7 +185,7 @@ class Repairs:
     ) -> PreparedSession:
         """Write the prepared session again from these records. `why`: `left_out`, they lack parts that the model's API
         would refuse; `window`, they lack turns outside the window, which is no repair and gets no link."""
-        mark = await self._write_records(context, records, Path(prepared.session.transcript))
+        mark, _ = await self._write_records(context, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
         if prepared.continuity in ("rebuilt", "branched"):  # it was just written, and has a link that says so
             return replace(prepared, session=session)
@@ -207,9 +207,9 @@ class Repairs:
             verdict = await self.check(path, earlier, context.job.parent)
             if await tails.lacks_other_models(self._store, context.job.agent, context.job.parent, earlier, verdict):
                 # Nothing is lost or repaired: the CLI has not seen the other models' turns yet.
-                mark = await self._write_records(context, records, path)
+                mark, notes = await self._write_records(context, records, path)
                 session = context.session(session_id, path.parent, mark, earlier)
-                written = Evidence(written=Repair("other_model", records=len(records)))
+                written = Evidence(written=Repair("other_model", records=len(records)), notes=notes)
                 return PreparedSession(session, True, "resumed", (), written)
             origin = await tails.origin(self._store, context.job.agent, verdict)
             if origin in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
@@ -217,13 +217,13 @@ class Repairs:
         moved = earlier is not None and await self._may_lie_elsewhere(earlier)
         if moved:  # under a new id the CLI finds no other file
             path = self._projects.path(context.cwd, str(uuid.uuid4()))
-        mark = await self._write_records(context, records, path)
+        mark, notes = await self._write_records(context, records, path)
         session_id = path.stem
         session = context.session(session_id, path.parent, mark, None if moved else earlier)
         source = earlier.id if earlier else context.job.parent.session_id if context.job.parent else None
         continuity: Literal["rebuilt", "branched"] = "rebuilt" if earlier else "branched"
         link = context.link(source, session_id, continuity, done.as_json())
-        return PreparedSession(session, True, continuity, (link,), Evidence(written=done))
+        return PreparedSession(session, True, continuity, (link,), Evidence(written=done, notes=notes))
 
     async def mend(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Repair a transcript that is not the path and that no process of ours has.
@@ -409,25 +409,28 @@ class Repairs:
             remove_any(backup)
 
     async def _write(self, context: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int, tuple[Note, ...]]:
-        """The file's mark, the number of its records, and what they lack.
+        """The file's mark, the number of the path's records, and what it lacks of them."""
+        records = await paths.shown(self._store, parent.id)
+        mark, notes = await self._write_records(context, records, path)
+        return mark, len(records), notes
+
+    async def _write_records(
+        self, context: TurnContext, records: Sequence[Record], path: Path
+    ) -> tuple[FileMark, tuple[Note, ...]]:
+        """The file's mark, and what it lacks.
 
         A confined agent's records have no notes of the CLI, and signatures of thinking cover these. A provider would
         refuse such thinking; a CLI that then leaves it out says so only in its transcript.
         """
-        records = await paths.shown(self._store, parent.id)
-        notes: tuple[Note, ...] = ()
-        confined = self._projects.sandboxes.was_confined(context.job.agent.dir)
-        if confined and context.capability.heals_thinking:
+        form, notes = context.capability.form, list[Note]()
+        if context.capability.heals_thinking and self._projects.sandboxes.was_confined(context.job.agent.dir):
             count = await asyncio.to_thread(mending.count, records, "thinking")
             if count:
-                records = await paths.shown(self._store, parent.id, [mending.leave_out("thinking")])
-                notes = (Note("thinking_left_out", count),)
-        return await self._write_records(context, records, path), len(records), notes
-
-    async def _write_records(self, context: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
-        form = context.capability.form
+                records = await asyncio.to_thread(mending.shown, [*records, mending.leave_out("thinking")])
+                notes.append(Note("thinking_left_out", count))
         try:
-            return await in_thread_at(path.parent, partial(transcript.write, path, records, path.stem, form=form))
+            mark = await in_thread_at(path.parent, partial(transcript.write, path, records, path.stem, form=form))
+            return mark, tuple(notes)
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 
