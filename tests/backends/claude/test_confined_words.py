@@ -245,11 +245,14 @@ async def test_an_image_that_is_too_large_stays_with_the_calls_of_its_turn(shell
         turn = await ask(engine, said, agent="confined", profile="confined")
     assert turn.evidence.records == "reported"
     assert [(note.code, note.count) for note in turn.evidence.notes] == [("images_made_smaller", 1)]
+    shells.upstream.when("word-2", ToolUse([called("get_weather")]))
     async with running(shells.settings) as engine:
-        await say(engine, "word-2")
+        turn = await ask(engine, "word-2", agent="confined", profile="confined", tools=(WEATHER,))
+        brought = results(result(calls(turn)[0], [image(picture(100, 8500))]))
+        await say(engine, brought, tools=(WEATHER,))
     told = shells.upstream.requests[-1].raw.decode()
     assert "echo seen" in told
-    assert '"type":"image"' in told
+    assert told.count('"type":"image"') == 2
     assert not shells.upstream.refused
 
 

@@ -155,9 +155,12 @@ class Sessions:
         wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.record_second_turn(job)
+        # A CLI makes an image of a prompt smaller, but none that it loads: those of results, and those of a confined
+        # agent, whose records are made of what was sent.
         changed: Counter[NoteCode] = Counter()
-        if profile.confined:  # its records are made of what is sent: the CLI must have nothing to make smaller
-            job = replace(job, prompt=await job.fit(job.prompt, changed))
+        results = zip(job.results, await job.fit(tuple(job.results.values()), changed), strict=True)
+        prompt = await job.fit(job.prompt, changed) if profile.confined else job.prompt
+        job = replace(job, prompt=prompt, results=dict(results))
         context = TurnContext(job, cwd, env, capability, without_parameters, wrapper, shared)
         imported = []
         if parent is not None and (session is None or session.mark is None):
