@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .. import logs
-from ..domain.models import ANSWERED, FINISHED, JSON, ChainSummary, Status, Turn
+from ..domain.models import ANSWERED, FINISHED, JSON, ChainSummary, Delivery, Status, Turn
 from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
 from ..stores.base import Lease, Store, TurnPage
 from ..tasks import Tasks
@@ -37,6 +37,7 @@ class _End:
     at: float
     lease: Lease | None
     requested: Requested | None = None
+    if_answered: Delivery = "undelivered"  # what to note if the store has an answer all the same
     may_come: bool = False  # the store may queue the turn later, if it has not yet
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -70,8 +71,9 @@ class Ends:
         now = live.now()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self.waiting[live.turn.id] = _End(
-            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease, live.requested
-        )
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease, live.requested,
+            live.delivery_if_failed,
+        )  # fmt: skip
 
     async def tell(self, live: LiveTurn, error: ProxyError) -> None:
         """Store the end of a turn that failed, and tell its clients. Never raises."""
@@ -143,7 +145,7 @@ class Ends:
                 raise
             if exc.detail["status"] in ANSWERED:
                 # The commit did succeed, though its client was told that it failed.
-                await self._store.set_delivery(end.turn_id, "undelivered", by=self._instances.id)
+                await self._store.set_delivery(end.turn_id, end.if_answered, by=self._instances.id)
             return
         for observer in self._observers:
             observer.turn_ended(turn, (), end.requested, end.at)

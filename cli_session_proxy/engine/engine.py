@@ -502,7 +502,9 @@ class Engine:
         live.wait_for(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place))
         if (turn.call or {}).get("background"):
-            self.finish_without_client(live.attach())  # its client asks for it later
+            answer = live.attach()  # its client asks for it later
+            answer.via = None  # whichever request has brought the lease here
+            self.finish_without_client(answer)
         if (by := self._cancelled_elsewhere.get(turn.id)) is not None:
             live.cancel(by)
 
@@ -779,8 +781,8 @@ class Engine:
         return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
 
     def finish_without_client(self, answer: Answer) -> None:
-        """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later."""
-        answer.via = None  # it waits here, even if another proxy forwarded the request
+        """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later. If
+        another proxy forwarded the request, that one notes whether the client knows the turn's id."""
         self._tasks.own(finish_without_client(answer))
 
     async def ended(self, turn_id: str) -> None:
@@ -983,12 +985,11 @@ class Engine:
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
             await in_thread_at(self._sandboxes.path(agent.dir), self._sandboxes.remove, agent.dir)
-            if not await self.store.delete_agent(agent.key, expiry):
-                return False
-        if self.registry is not None:
-            await self.registry.forget(agent)
-        await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
-        return True
+            # Before the agent: if the store's answer is lost, the next request for a deletion finds no agent.
+            await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
+            if self.registry is not None:
+                await self.registry.forget(agent)
+            return await self.store.delete_agent(agent.key, expiry)
 
     async def version_at_rest(self, agent: Agent) -> str:
         """The chain's version, if the chain is complete. Raises `SessionBusy` if a turn waits or runs, or if something

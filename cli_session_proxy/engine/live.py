@@ -303,7 +303,13 @@ class LiveTurn:
     def delivery_if_left(self) -> Delivery:
         """The delivery to store if all clients left. An "uncertain" answer stays on the path, and the same request
         gets it: after a wait for a limit (clients may leave then), and if an earlier client has or gets it."""
-        return "uncertain" if self.runs_unattended or self.may_have_arrived else "undelivered"
+        return "uncertain" if self.runs_unattended or self.may_have_arrived else self.delivery_if_failed
+
+    @property
+    def delivery_if_failed(self) -> Delivery:
+        """The delivery to store if the turn has an answer, but its clients were told that it failed. Clients of a
+        background turn read what the store has."""
+        return "uncertain" if (self.turn.call or {}).get("background") else "undelivered"
 
     @property
     def output_sent(self) -> bool:

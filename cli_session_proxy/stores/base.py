@@ -503,7 +503,8 @@ class Turns(Protocol):
 
         Of `turn` the store takes what its end decides (`ENDED`). One that is `completed` or `requires_action` becomes
         the head (`move_head`). One that is `refused` has an answer and is on no path: nothing of it is `kept`, and the
-        head stays. A turn that is `uncertain` already stays so (see `doubt`).
+        head stays. A turn that is `uncertain` (see `doubt`) or `delivered` already (one in the background, by its id)
+        stays so.
         """
 
     async def fail(

@@ -330,6 +330,11 @@ async def an_answer_whose_line_was_lost_is_uncertain_from_then_on(factory: Store
         await store.set_delivery("t2", "delivered")
         await store.doubt(agent.key, ("a", "b"), "t2", None)
         assert (await turn_of(store, "t2")).delivery == "delivered"
+        # one in the background, whose client has its id
+        running = await accepted(store, a_turn(agent, "t3", "t2", instance="a"))
+        await store.begin(**a_begin(running))
+        await store.set_delivery("t3", "delivered")
+        assert (await store.commit(**a_commit(running, agent))).delivery == "delivered"
 
 
 async def a_pending_answer_is_handed_on_by_the_proxy_that_has_it(factory: StoreFactory) -> None:

@@ -18,7 +18,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import WholeTurn
+from cli_session_proxy.stores.base import Expiry, WholeTurn
 from cli_session_proxy.stores.sqlite.file import copy_aside
 from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy_store_conformance.samples import a_finished_turn
@@ -100,6 +100,31 @@ async def filled(engine: Engine, name: str, *, at: float | None = None) -> Whole
     )  # fmt: skip
     await engine.store.import_turns([turn], head=turn.turn.id)
     return turn
+
+
+async def test_log_lines_of_an_agent_go_also_if_the_answer_to_its_deletion_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request for it finds no agent."""
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    async with running(settings) as engine:
+        logs.configure(settings)
+        try:
+            await filled(engine, AGENT)
+            logs.get("cli_session_proxy.test").info("about_it", agent=AGENT)
+            delete = engine.store.delete_agent
+
+            async def lost(key: int, expiry: Expiry | None = None) -> bool:
+                await delete(key, expiry)
+                raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+            monkeypatch.setattr(engine.store, "delete_agent", lost)
+            with pytest.raises(StoreUnavailable):
+                await engine.delete("local", AGENT)
+            assert not await engine.delete("local", AGENT)
+            assert AGENT not in logs.file_of(settings).read_text()
+        finally:
+            logs.shut_down()
 
 
 async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from cli_session_proxy.wires.responses.body import response_id
 from ..redis import redis
 from ..until import until
 from .cluster import Host, cluster
+from .cluster import line as a_line
 
 ASKED: dict[str, Any] = {"model": "sonnet", "input": "one"}
 # How another host is reached, or not: by its address, or by the store alone.
@@ -68,6 +69,60 @@ async def test_a_background_response_is_read_and_followed_elsewhere(
         assert told[-1]["response"]["output"][-1]["content"][0]["text"] == "You said: one (1)"
         assert (await two.http.get(f"/v1/responses/{name}")).json()["status"] == "completed"
         assert two.asked == []
+
+
+async def test_a_background_response_whose_commit_was_in_doubt_stays_in_the_conversation(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for its answer, and its client reads it from the store. The next turn left it out."""
+    async with cluster(postgres_url, tmp_path, 1) as (one,):
+        commit = one.store.commit
+
+        async def lost(*given: Any, **how: Any) -> None:
+            await commit(*given, **how)
+            monkeypatch.setattr(one.store, "commit", commit)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        monkeypatch.setattr(one.store, "commit", lost)
+        name = await begun(one, agent_id="a")
+        one.model.open.set()
+        await until(lambda: not one.engine.progress() and not one.engine._ends.waiting)
+        assert (await one.http.get(f"/v1/responses/{name}")).json()["status"] == "completed"
+        await one.chat("two")
+        assert one.asked[-1] == ["one", "two"]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_background_request_whose_line_was_lost_is_one_turn_if_it_is_sent_again(
+    postgres_url: str, tmp_path: Path, has_ended: bool
+) -> None:
+    """As its client was told. The end of the turn counted as the arrival of an answer, and the words were said twice.
+    Said again after an answer that has the id, they are a new turn."""
+    async with a_line() as there:
+        behind = {"port": there.port, "advertise": there.address}
+        async with cluster(postgres_url, tmp_path, each=[behind]) as (one, two):
+            body = {**ASKED, "background": True, "agent_id": "a"}
+            await one.chat("zero")
+            await two.chat("nought")
+            one.model.open.clear()
+            one.model.reached.clear()
+            there.lose_answers()
+            lost = asyncio.create_task(two.http.post("/v1/responses", json=body))
+            await one.model.reached.wait()
+
+            async def ended() -> bool:
+                return all(turn.status == "completed" for turn in await one.turns())
+
+            if has_ended:
+                one.model.open.set()
+                await until(ended)
+            there.cut()
+            assert (await lost).status_code == 503
+            first = (await two.http.post("/v1/responses", json=body)).json()["id"]
+            one.model.open.set()
+            await until(ended)
+            assert one.asked[2:] == [["zero", "nought", "one"]]
+            assert (await two.http.post("/v1/responses", json=body)).json()["id"] != first
 
 
 async def test_a_stream_that_is_followed_elsewhere_comes_as_it_is_made(

@@ -355,8 +355,8 @@ def commit(
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
     if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
-    if row.delivery == "uncertain" and ended.delivery != "delivered":
-        ended = replace(ended, delivery="uncertain")
+    if row.delivery in ("delivered", "uncertain") and ended.delivery != "delivered":
+        ended = replace(ended, delivery=row.delivery)
     session_id = row.session_id if session is None else session.id
     (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_values(ended), strict=True)))
     cutter = ImageCutter()
