@@ -975,7 +975,7 @@ async def test_a_host_that_does_not_reach_the_store_is_given_no_turn(
     async def away(*given: Any, **named: Any) -> Any:
         raise StoreUnavailable("the store does not answer")
 
-    async with cluster(postgres_url, tmp_path, lease=1.0) as (one, two):
+    async with cluster(postgres_url, tmp_path, lease=3.0) as (one, two):
         await one.chat("one")
         for way in ("read", "write"):
             monkeypatch.setattr(one.store.database, way, away)
@@ -1483,7 +1483,7 @@ async def test_a_client_that_reads_the_end_of_an_answer_slowly_gets_it(
         incoming.send = when_there_is_room
         return await forward(self, incoming, *given)
 
-    async with cluster(postgres_url, tmp_path, lease=1.0) as (one, two):
+    async with cluster(postgres_url, tmp_path, lease=3.0) as (one, two):
         await one.chat("one")
         monkeypatch.setattr(relay.Relay, "_has_ended", asked)
         monkeypatch.setattr(relay.Relay, "_forward", to_a_slow_client)

@@ -147,10 +147,9 @@ class ClaudeBackend(Backend):
     # --- after another proxy has ended
 
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        with suppress(ContextTooLong):  # its path cannot be read, so nothing can be recovered
-            confined = self._sandboxes.was_confined(agent.dir)
-            scribe = self.sessions.scribe(agent, 1, None) if confined else None
-            return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn, scribe)
+        if not self._sandboxes.was_confined(agent.dir):
+            with suppress(ContextTooLong):  # its path cannot be read, so nothing can be recovered
+                return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
         return None
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:

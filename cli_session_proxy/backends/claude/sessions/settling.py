@@ -13,11 +13,10 @@ from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import KeptTurn, Store
 from ....tasks import in_thread_at
 from .. import transcript
-from ..process.turn_reader import told_in
-from ..transcript import Parsed, Scribe, files
+from ..transcript import Parsed, files
 from ..transcript.entries import parse_file
 from . import paths
-from .capture import answer_of, is_damaged, up_to_end_of_turn
+from .capture import is_damaged, up_to_end_of_turn
 from .exchanges import TranscriptExchange, has_invented_result
 
 # The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits until
@@ -26,13 +25,12 @@ MOST_COPIES = 16
 
 
 async def recover_turn(
-    store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn, scribe: Scribe | None
+    store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
 ) -> tuple[Turn, KeptTurn] | None:
     """The turn with its answer, and what to store of it; None if no transcript has the whole exchange, or it is not
     certain that the exchange is this turn's. Changes nothing.
 
-    `scribe`: for a confined agent, whose programs can write to its transcript. Of its turn only the model's messages
-    and the results of its calls count; the prompt is the one that was sent.
+    Not for a confined agent: its programs can write to its transcript.
     """
     if turn.session_id is None or turn.frame_uuid is None:  # it had not begun in a session of the CLI
         return None
@@ -67,15 +65,8 @@ async def recover_turn(
         tools=exchange.tools,
         answered_by=exchange.model if is_model(exchange.model) else None,
     )
-    records = [entry.record() for entry in exchange.entries]
-    if scribe is not None:
-        scribe.parent = known.leaf
-        sent = [block for message in turn.input for block in message.content]
-        told = [said for entry in exchange.path if (said := told_in(entry.data)) is not None]
-        records = answer_of(told, sent, scribe, turn.model, turn.frame_uuid)
-        if not records:
-            return None
-    return answered, KeptTurn(tuple(records), session, _links(turn, parent_session, session_id, now))
+    records = tuple(entry.record() for entry in exchange.entries)
+    return answered, KeptTurn(records, session, _links(turn, parent_session, session_id, now))
 
 
 def _has_invented_result(turn: Turn, tools: Sequence[JSON]) -> bool:
