@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ class Media:
     async def _checked(self, check: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
         """The result of `check`, cached; if it raises, the message of the error."""
         data = str(source.get("data", ""))
-        key = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
+        key = await asyncio.to_thread(lambda: hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest())
         if key not in self._cache:
             try:
                 self._cache[key] = await self._aside.reading.call(check, data)

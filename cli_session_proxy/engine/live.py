@@ -469,6 +469,11 @@ class Answer:
         return self._live.attach(replayed=self.replayed)
 
     @property
+    def is_only_one(self) -> bool:
+        """Whether no other client reads the turn."""
+        return self._live._answers <= {self}
+
+    @property
     def accepted(self) -> Turn:
         """The turn as accepted or as it runs; the committed one after `events` or `turn` has ended."""
         return self._live.turn
@@ -617,7 +622,10 @@ async def finish_without_client(answer: Answer) -> None:
     """Wait for the answer in place of a client that left."""
     try:
         await answer.turn()
-        answer.acknowledge()
+        if answer.via is None or answer.is_only_one:
+            answer.acknowledge()
+        else:  # its client reads the stream to its end, and nobody else has a part of it
+            answer.leave()
     except ProxyError:
         answer.leave()  # the failure is stored with the turn
     except asyncio.CancelledError:

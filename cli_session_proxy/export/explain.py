@@ -497,7 +497,7 @@ _NOTES: Mapping[NoteCode, tuple[str, str]] = {
     ),
     "unreadable_images_left_out": (
         "image",
-        "{0} in the client's or imported history could not be read: the model gets a line that says why.",
+        "{0} of the prompt or the history could not be read: the model gets a line that says why.",
     ),
     "model_takes_no_images": (
         "image",
@@ -513,7 +513,7 @@ _NOTES: Mapping[NoteCode, tuple[str, str]] = {
     ),
     "unreadable_documents_left_out": (
         "document",
-        "{0} in the client's or imported history could not be read: the model gets a line that says why.",
+        "{0} of the prompt or the history could not be read: the model gets a line that says why.",
     ),
 }
 

@@ -342,7 +342,7 @@ REPLACED = r"The system prompt had changed: the request begins with the new one"
 REPLACED_2 = f"{REPLACED}(?s:.*)asked again without 3 thoughts"
 ANOTHERS: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
 CLOCKS = dict.fromkeys(range(5, 15), r"The system prompt had new values: they were sent with the prompt")
-TOO_LARGE = "1 image in the client's or imported history would have been too large"
+TOO_LARGE = "1 image of the prompt or the history would have been too large"
 IN_PIECES = "the model is shown a summary of its first 9 exchanges"
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
@@ -363,7 +363,7 @@ ROWS = (
     poison("sealed thinking, restarted", restart, after=keeps(3)),
     poison("a brought history: an image over 5 MB", a_huge_image, says=_notes(5, TOO_LARGE)),
     poison("a brought history: more than 20 images over 2,000 px", many_large_images,
-        says=_notes(5, "21 images in the client's or imported history would have been too large")),
+        says=_notes(5, "21 images of the prompt or the history would have been too large")),
     poison("an adopted session: an image over 8,000 px", an_adopted_session, prefix=False,
         says=({4: "adopted", **_notes(5, TOO_LARGE)}, {4: "adopted", **_notes(5, TOO_LARGE, "3 thoughts")})),
     # CLI 2.1 asks again without the image, and then without the thoughts behind it.
@@ -374,7 +374,7 @@ ROWS = (
     poison("a brought history: images that fill the request (413)", more_than_a_request, prefix=False,
         says=_notes(5, "sent without 1 image of earlier turns")),
     poison("a brought history: a PDF that cannot be read", brings(_user(_words("read"), document(b"no PDF")),
-        _assistant(_words("I cannot."))), says=_notes(5, "1 document in the client's or imported history could not")),
+        _assistant(_words("I cannot."))), says=_notes(5, "1 document of the prompt or the history could not")),
     poison("a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
         _words("So."))), says=_notes(5, "1 thought in the client's history: left out")),
     poison("a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),

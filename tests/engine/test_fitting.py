@@ -152,7 +152,7 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
         assert first.evidence.notes == (Note("images_made_smaller", 1), Note("unreadable_documents_left_out", 1))
         smaller, unreadable = told(first.evidence, ())
         assert "1 image of the prompt or the history would have been too large" in smaller.says
-        assert "1 document in the client's or imported history could not be read" in unreadable.says
+        assert "1 document of the prompt or the history could not be read" in unreadable.says
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert "bm8gcGRm" not in sent

@@ -125,6 +125,35 @@ async def test_a_background_request_whose_line_was_lost_is_one_turn_if_it_is_sen
             assert (await two.http.post("/v1/responses", json=body)).json()["id"] != first
 
 
+async def test_a_background_stream_that_was_read_to_its_end_is_answered(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the turn counted as one more client's, who might have the answer: until the proxy that forwarded the
+    request had noted that it arrived, the same words elsewhere got the same answer."""
+    async with cluster(postgres_url, tmp_path, 2) as (one, two):
+        await one.chat("zero")
+        body = {**ASKED, "background": True, "stream": True, "agent_id": "a"}
+        noted, note = asyncio.Event(), two.engine.note_passed_on
+
+        async def late(turn_id: str, *, arrived: bool) -> None:
+            await noted.wait()
+            await note(turn_id, arrived=arrived)
+
+        monkeypatch.setattr(two.engine, "note_passed_on", late)
+        async with two.http.stream("POST", "/v1/responses", json=body) as stream:
+            told = [event async for event in events(stream)]
+
+            async def ended() -> bool:
+                return (await one.turns())[-1].status == "completed" and not one.engine._deliveries._writes
+
+            await until(ended)
+            turn = (await one.turns())[-1]
+            noted.set()
+        assert (turn.delivery, turn.instance) == ("pending", two.engine.instance_id)
+        again = (await one.http.post("/v1/responses", json={**body, "stream": False})).json()["id"]
+        assert again != told[0]["response"]["id"]
+
+
 async def test_a_stream_that_is_followed_elsewhere_comes_as_it_is_made(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,8 +181,8 @@ class Sessions:
             last = len(reloads) == LOADS - 1
             try:
                 ready = await self._checked_out(context, decided, last=last)
-            except WrongTranscript as changed:
-                reloads.append(changed.how)
+            except WrongTranscript as wrong:
+                reloads.append(wrong.how)
                 continue
             head, decisions = opened.head, decided.records
             if head != before and (before is not None or head.tools or head.known_system != head.system):
