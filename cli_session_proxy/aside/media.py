@@ -28,8 +28,10 @@ class ReplacedBlock:
 class Media:
     """One per history or prompt, with a cache of results. The work is done in a helper process."""
 
-    def __init__(self, aside: Aside) -> None:
+    def __init__(self, aside: Aside, *, accepted: bool = False) -> None:
+        """`accepted`: see `Helpers.call`."""
         self._aside = aside
+        self._accepted = accepted
         # By hash of the data: a smaller image, or why it cannot be read, or None if it can stay.
         self._cache: OrderedDict[str, Fitted | str | None] = OrderedDict()
 
@@ -75,7 +77,7 @@ class Media:
         key = await asyncio.to_thread(lambda: hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest())
         if key not in self._cache:
             try:
-                self._cache[key] = await self._aside.reading.call(check, data)
+                self._cache[key] = await self._aside.reading.call(check, data, accepted=self._accepted)
             except (UnreadableImage, OutOfBoundsError) as exc:
                 self._cache[key] = str(exc)
         result = self._cache[key]

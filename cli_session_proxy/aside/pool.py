@@ -79,9 +79,12 @@ class Helpers:
     def processes(self) -> int:
         return len(self._idle) + len(self._busy)
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`."""
-        if self._calls >= self._most_calls:
+    async def call(self, function: Callable[..., T], *arguments: Any, accepted: bool = False) -> T:
+        """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`.
+
+        `accepted`: for a turn that was accepted. Such a call is never refused: there are as many as turns run.
+        """
+        if self._calls >= self._most_calls and not accepted:
             raise QueueFull(
                 f"{self._calls} large requests are being read: send this one again later",
                 retry_after=RETRY_AFTER,

@@ -43,7 +43,7 @@ class Checks:
 
     async def media(self, blocks: Sequence[Block], changed: Counter[NoteCode]) -> tuple[Block, ...]:
         """See `Media.fitted`."""
-        return await Media(self._aside).fitted(blocks, changed)
+        return await Media(self._aside, accepted=True).fitted(blocks, changed)
 
 
 def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:

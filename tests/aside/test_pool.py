@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import pytest
 import uvloop
 
 from cli_session_proxy.aside import pool
+from cli_session_proxy.aside.media import Media
 from cli_session_proxy.aside.pool import Aside, Helpers, OutOfBoundsError
 from cli_session_proxy.aside.process import PIECE, Ended, Helper
 from cli_session_proxy.backends.claude.process.guardian import start_time
+from cli_session_proxy.engine.checks import Checks
 from cli_session_proxy.errors import ClaudeUnavailable, InvalidRequest, QueueFull
 
 from ..conftest import ROOT
+from ..media import image, picture
 from ..until import until
 from . import jobs
 
@@ -214,6 +218,17 @@ async def test_a_process_whose_service_is_killed_ends_by_itself() -> None:
     child.kill()
     await child.wait()
     await gone(process)
+
+
+async def test_an_image_of_an_accepted_turn_is_read_however_many_bodies_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside, block = Aside(), image(picture(2, 2))
+    monkeypatch.setattr(aside.reading, "_most_calls", 0)
+    try:
+        with pytest.raises(QueueFull):
+            await Media(aside).fitted([block], Counter())
+        assert await Checks(aside).media([block], Counter()) == (block,)
+    finally:
+        await aside.close()
 
 
 async def test_a_thread_takes_the_work_off_the_event_loop_and_no_more_wait_than_may(
