@@ -296,6 +296,7 @@ async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
         assert not shared._transcripts
 
 
+@pytest.mark.timeout(1800)  # 2,000 need five minutes
 @pytest.mark.parametrize("count", rest_in_full(20, 2000))
 async def test_nothing_of_one_question_reaches_the_wire_in_another_ones(
     count: int, settings: Settings, upstream: Upstream
