@@ -1,5 +1,5 @@
 """Validates answers and arguments by the client's JSON Schemas, and fits its images to the model's limits. A hostile
-schema or image can take for ever, so this runs in processes that can be killed."""
+schema or image can take for ever: helper processes do this, which can be killed."""
 
 from __future__ import annotations
 

@@ -624,7 +624,7 @@ async def finish_without_client(answer: Answer) -> None:
         await answer.turn()
         if answer.via is None or answer.is_only_one:
             answer.acknowledge()
-        else:  # its client reads the stream to its end, and nobody else has a part of it
+        else:  # its client still reads the stream, and acknowledges the answer itself
             answer.leave()
     except ProxyError:
         answer.leave()  # the failure is stored with the turn

@@ -105,7 +105,7 @@ class Python:
 
     async def run(self, code: str, cwd: Path, env: dict[str, str]) -> tuple[int, str]:
         """Its exit status, and all that it said."""
-        modules = [name for name in LIBRARIES if re.search(rf"(?:from|import) {name.partition('.')[0]}\\b", code)]
+        modules = [name for name in LIBRARIES if re.search(rf"(?:from|import) {name.partition('.')[0]}\b", code)]
         asked = {"code": code, "cwd": str(cwd), "env": env, "output": str(self._output), "modules": modules}
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(

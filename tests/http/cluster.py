@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from turnfault.ports import free_port
@@ -90,6 +92,18 @@ async def up(host: Host) -> AsyncIterator[None]:
                 yield
     finally:
         await host.engine.stop()
+
+
+def lose_the_next_commit(host: Host, patch: pytest.MonkeyPatch) -> None:
+    """The store's next commit of a turn succeeds, and its answer is lost."""
+    commit = host.store.commit
+
+    async def lost(*given: Any, **how: Any) -> None:
+        await commit(*given, **how)
+        patch.setattr(host.store, "commit", commit)
+        raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+    patch.setattr(host.store, "commit", lost)
 
 
 class Line:

@@ -37,7 +37,7 @@ from cli_session_proxy.wires import answers
 from ..matrix import half
 from ..stores.test_registry import certify
 from ..until import until
-from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
+from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line, lose_the_next_commit
 from .test_leaving import Case, Client, Connection, when_it_is_committed, while_it_runs
 from .test_metrics import samples
 
@@ -569,14 +569,7 @@ async def test_an_answer_that_ended_with_an_error_did_not_arrive(
     end for that of the answer, and the client, which was told to send the request again, doubled its turn."""
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("zero")
-        commit = one.store.commit
-
-        async def lost(*given: Any, **how: Any) -> None:
-            await commit(*given, **how)
-            monkeypatch.setattr(one.store, "commit", commit)
-            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
-
-        monkeypatch.setattr(one.store, "commit", lost)
+        lose_the_next_commit(one, monkeypatch)
         one.model.open.clear()
         body = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "one"}]}
         async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as stream:

@@ -24,7 +24,7 @@ from cli_session_proxy.wires.responses.body import response_id
 
 from ..redis import redis
 from ..until import until
-from .cluster import Host, cluster
+from .cluster import Host, cluster, lose_the_next_commit
 from .cluster import line as a_line
 
 ASKED: dict[str, Any] = {"model": "sonnet", "input": "one"}
@@ -76,14 +76,7 @@ async def test_a_background_response_whose_commit_was_in_doubt_stays_in_the_conv
 ) -> None:
     """Nobody waits for its answer, and its client reads it from the store. The next turn left it out."""
     async with cluster(postgres_url, tmp_path, 1) as (one,):
-        commit = one.store.commit
-
-        async def lost(*given: Any, **how: Any) -> None:
-            await commit(*given, **how)
-            monkeypatch.setattr(one.store, "commit", commit)
-            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
-
-        monkeypatch.setattr(one.store, "commit", lost)
+        lose_the_next_commit(one, monkeypatch)
         name = await begun(one, agent_id="a")
         one.model.open.set()
         await until(lambda: not one.engine.progress() and not one.engine._ends.waiting)

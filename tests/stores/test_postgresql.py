@@ -731,7 +731,7 @@ def answers_at(port: int) -> bool:
 # What one transaction might leave to the next one on its session shows in leases and claims.
 def _behind_a_pooler() -> Iterator[object]:
     for contract in CONTRACTS:
-        always = contract.__module__.rpartition(".")[2] == "leases"
+        always = contract.__module__.rpartition(".")[2] in ("leases", "beside")
         yield pytest.param(contract, id=contract.__name__, marks=() if always else (pytest.mark.full,))
 
 

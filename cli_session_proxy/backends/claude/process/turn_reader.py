@@ -421,7 +421,7 @@ def calls_in(frame: JSON | None) -> list[Block]:
 
 
 def told_in(frame: JSON | None) -> JSON | None:
-    """The message in this frame or record that the model is shown later: its own words, the results of its calls, or
+    """The message in this frame that the model is shown later: its own words, the results of its calls, or
     what the CLI adds to a result (a skill, a document). None for anything else: a message of a sub-agent, a summary, or
     an error that the CLI writes as if it were the model."""
     if frame is None or frame.get("parent_tool_use_id") is not None or frame.get("type") not in ("assistant", "user"):

@@ -155,8 +155,8 @@ class Sessions:
         wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.record_second_turn(job)
-        # A CLI makes an image of a prompt smaller, but none that it loads: those of results, and those of a confined
-        # agent, whose records are made of what was sent.
+        # A CLI makes the images of a prompt smaller, but not those of a result, nor those of a transcript that it
+        # loads. A confined agent's transcript is made of what was sent.
         changed: Counter[NoteCode] = Counter()
         results = zip(job.results, await job.fit(tuple(job.results.values()), changed), strict=True)
         prompt = await job.fit(job.prompt, changed) if profile.confined else job.prompt
