@@ -129,12 +129,14 @@ def is_told(one: Exchange, text: str) -> bool:
 def without_closing(messages: Sequence[JSON]) -> list[JSON]:
     """Without the answers that the proxy writes behind results for a new process: the CLI leaves them out of each
     request but the one for a summary (2.1.332)."""
-    return [
-        {**message, "content": [block for block in parts(message["content"]) if block.get("text") != CLOSING]}
-        if message["role"] == "assistant"
-        else message
-        for message in messages
-    ]
+    told = []
+    for message in messages:
+        if message["role"] == "assistant":
+            blocks = [block for block in parts(message["content"]) if block.get("text") != CLOSING]
+            told += [{**message, "content": blocks}] if blocks else []
+        else:
+            told.append(message)
+    return told
 
 
 def _repeats(end: Sequence[Exchange], rest: Sequence[Exchange]) -> bool:

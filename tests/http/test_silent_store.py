@@ -14,12 +14,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, select
 
-from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.domain.models import Agent, Message, Turn
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import relay
+from cli_session_proxy.stores.base import NewChain, WholeTurn
 from cli_session_proxy.stores.postgresql import database
 from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql import importing
 from cli_session_proxy.stores.sql.tables import meta
 from cli_session_proxy_store_conformance.samples import opened
 
@@ -103,6 +105,26 @@ async def test_a_read_that_is_not_answered_is_repeated_on_another_connection(
         await store.database.read(lambda conn: conn.exec_driver_sql("SELECT 1").scalar(), quick=quick)
         way.lose_answers()
         assert await store.database.read(lambda conn: conn.exec_driver_sql("SELECT 1").scalar(), quick=quick) == 1
+
+
+async def test_an_import_whose_end_is_not_answered_takes_no_chain_away(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "SILENCE_ALONE", 0.5)
+    finish = importing.ChainImport.finish
+
+    def finishes(chain: importing.ChainImport, conn: Connection, new: NewChain) -> Agent:
+        silent_at("commit", way, monkeypatch)
+        return finish(chain, conn, new)
+
+    monkeypatch.setattr(importing.ChainImport, "finish", finishes)
+    turn = Turn("turn_1", 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0)
+    async with between(postgres_url) as (url, way), opened(lambda: PostgresqlStore(url)) as store:
+        with pytest.raises(StoreUnavailable, match="may be there or not"):
+            await store.import_chain(
+                NewChain("local", "a", "a", True, 1.0, 2.0, lambda: turn.id), [WholeTurn(turn, ())]
+            )
+        assert await store.agent("local", "a") is not None  # others may have continued it meanwhile
 
 
 async def test_a_turn_whose_commit_is_not_answered_is_the_same_turn_at_another_proxy(

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
-from cli_session_proxy.domain.models import Record
+from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, ProxyError, StoreUnavailable
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import place_of, store_for
-from cli_session_proxy.stores.base import Proxy
+from cli_session_proxy.stores.base import NewChain, Proxy, WholeTurn
+from cli_session_proxy.stores.postgresql.database import PostgresqlDatabase
 from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
-from cli_session_proxy.stores.sql import lifecycle
+from cli_session_proxy.stores.sql import lifecycle, side_data
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration, newest
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
@@ -60,6 +61,9 @@ from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, serv
 from ..until import until
 
 OTHER = Proxy("other", "there", 3600.0)
+# A chain that is imported, and its one turn.
+NEW = NewChain("local", "a", "a", True, 1.0, 2.0, lambda: "turn_1")
+TURN = WholeTurn(Turn("turn_1", 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0), (Record("{}"),))
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
@@ -389,6 +393,50 @@ async def test_an_import_whose_program_died_is_cleared_and_one_under_way_is_not(
         release_again = other.database.claim("held")
         assert release_again is not None
         release_again()
+
+
+async def test_an_import_that_ends_while_leftovers_are_looked_for_stays(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    loop, claim = asyncio.get_running_loop(), PostgresqlDatabase.claim
+
+    def parts() -> Iterator[WholeTurn]:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        yield TURN
+
+    def claims(database: PostgresqlDatabase, name: str) -> Callable[[], None] | None:
+        go_on.set()
+        asyncio.run_coroutine_threadsafe(asyncio.wait([importing]), loop).result(PATIENCE)
+        return claim(database, name)
+
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        importing = asyncio.create_task(store.import_chain(NEW, parts()))
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        monkeypatch.setattr(PostgresqlDatabase, "claim", claims)
+        async with opened(lambda: PostgresqlStore(postgres_url)):
+            assert await store.agent("local", "a") == await importing
+
+
+async def test_no_turn_is_accepted_for_an_agent_that_an_import_replaces(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    conversation = side_data.conversation
+
+    def between(conn: Connection, key: int) -> object:
+        with psycopg.connect(postgres_url) as other:
+            found.append(
+                other.execute("SELECT key FROM agents WHERE key = %s FOR UPDATE SKIP LOCKED", (key,)).fetchone()
+            )
+        return conversation(conn, key)
+
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
+        monkeypatch.setattr(side_data, "conversation", between)
+        assert (await store.import_chain(NEW, [TURN])).key != empty.key
+        assert found[0] is None
 
 
 # --- servers

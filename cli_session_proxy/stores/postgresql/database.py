@@ -181,19 +181,22 @@ class PostgresqlDatabase(Lifecycle, Database):
     def claim(self, name: str) -> Callable[[], None] | None:
         """An advisory lock in a transaction that stays open; the server releases it when this process ends. The
         transaction has no snapshot and no id, so it delays nothing else."""
-        engine = self._new_engine()
         try:
-            conn = engine.connect()
+            conn = self._connect()
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
+        conn.silence = SILENCE
         try:
-            conn.exec_driver_sql("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0")
-            held = conn.exec_driver_sql("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", (name,)).scalar()
+            conn.execute("BEGIN")
+            conn.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            named = {"name": name}
+            sent = conn.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))", named)
+            row = sent.fetchone()
         except ERRORS as exc:
             conn.close()
             raise self._unavailable(exc) from exc
-        if held:
-            return conn.close
+        if row is not None and row[0]:
+            return conn.close  # says goodbye, and waits for nothing
         conn.close()
         return None
 

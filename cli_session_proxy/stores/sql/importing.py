@@ -38,9 +38,16 @@ def clear(conn: Connection, database: Database) -> None:
         release = database.claim(name)
         if release is not None:  # else its import still runs in another program
             try:
-                writing.delete_agent(conn, key)
+                drop(conn, key)
             finally:
                 release()
+
+
+def drop(conn: Connection, key: int) -> bool:
+    """Remove what an import has stored so far. False if the chain is visible: its import has ended a moment ago, or did
+    not hear that it has, and the chain may have new turns."""
+    hidden = select(agents.c.key).where(agents.c.key == key, agents.c.owner == COMING).with_for_update()
+    return conn.scalar(hidden) is not None and writing.delete_agent(conn, key)
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:
@@ -157,6 +164,8 @@ def _agent_without_turns(conn: Connection, new: NewChain) -> Agent | None:
     agent = reading.agent(conn, new.owner, new.agent_id)
     if agent is None:
         return None
+    # Each accepted turn writes this row: the lock keeps turns out that would be deleted with the agent.
+    conn.execute(select(agents.c.key).where(agents.c.key == agent.key).with_for_update())
     if conn.scalar(select(turns.c.id).where(turns.c.agent_key == agent.key).limit(1)) is not None:
         raise InvalidRequest(
             f"agent {new.agent_id!r} has turns already: choose another with --agent-id, or delete it first",

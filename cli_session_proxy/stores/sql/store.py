@@ -239,7 +239,10 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
-        deleted = await self._db.write(lambda conn: writing.delete_agent(conn, key, expiry), alone=True)
+        return await self._deleted(lambda conn: writing.delete_agent(conn, key, expiry))
+
+    async def _deleted(self, work: Work[bool]) -> bool:
+        deleted = await self._db.write(work, alone=True)
         if deleted:
             await self._db.purge()
         return deleted
@@ -298,7 +301,8 @@ class SqlStore(Store):
                 return await uninterrupted(asyncio.ensure_future(finish))
             except BaseException:
                 try:
-                    await uninterrupted(asyncio.ensure_future(self.delete_agent(started.agent.key)))
+                    dropping = self._deleted(lambda conn: importing.drop(conn, started.agent.key))
+                    await uninterrupted(asyncio.ensure_future(dropping))
                 except StoreUnavailable as exc:  # the next program that opens the store removes the leftovers
                     log.warning("import_left", agent_key=started.agent.key, error=exc.message)
                 raise
