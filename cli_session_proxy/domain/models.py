@@ -326,6 +326,11 @@ class Turn(Recorded):
         return tuple(messages)
 
     @property
+    def in_background(self) -> bool:
+        """Whether it runs to its end without a client, who asks for it by its id."""
+        return bool((self.call or {}).get("background"))
+
+    @property
     def end_without_it(self) -> str | None:
         """The id of the turn at which the path ends if this turn is left off. That is its parent, unless the turn was
         composed (`Compose`) for another parent than the path's end: then it is that end."""

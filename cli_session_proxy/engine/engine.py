@@ -80,7 +80,6 @@ from .live import (
     Progress,
     Requested,
     cancelled,
-    finish_without_client,
     leave_accepted,
     replay,
 )
@@ -434,7 +433,7 @@ class Engine:
                         idempotency_key=request.idempotency_key,
                         idempotency_until=turn.created_at + self.settings.idempotency_hours * HOUR,
                         replaces=None if passed_over is None else passed_over.id,
-                        durable=bool((request.call or {}).get("background")) or turn.limit_wait is not None,
+                        durable=turn.in_background or turn.limit_wait is not None,
                         budgets=self.budgets.of(agent.owner, agent.agent_id),
                     )
                 except KeyTaken:  # by the same request, sent twice at once: use that turn
@@ -501,10 +500,6 @@ class Engine:
         live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
         live.wait_for(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place))
-        if (turn.call or {}).get("background"):
-            answer = live.attach()  # its client asks for it later
-            answer.via = None  # whichever request has brought the lease here
-            self.finish_without_client(answer)
         if (by := self._cancelled_elsewhere.get(turn.id)) is not None:
             live.cancel(by)
 
@@ -516,8 +511,11 @@ class Engine:
         if turn.id in self._deliveries.arrived:
             return False
         live = self._live.get(turn.id)
-        if live is not None and not live.done and (live.abandoned or None in live.forwarders):
-            return live.abandoned
+        if live is not None and not live.done:
+            if None in live.forwarders:
+                return False
+            if live.abandoned and not turn.in_background:  # else its client may have asked for it by its id
+                return True
         settled = await self.settled(turn.id)
         now = await self.store.turn(turn.id)
         if now is not None and now.delivery in ("pending", "uncertain") and now.instance != self.instance_id:
@@ -749,8 +747,8 @@ class Engine:
         the id of its turn (`delivery_stored` waits for the note) or, if it is unknown, any other."""
         return self._deliveries.write(key, note)
 
-    async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
-        """Store whether an answer that another proxy has handed on reached the client that asked here.
+    async def note_arrival(self, turn_id: str, *, arrived: bool) -> None:
+        """Store whether an answer reached a client that asked here, if another proxy gave it to this one.
 
         That it did not arrive counts only while no other client may have it. Raises `StoreUnavailable`.
         """
@@ -779,11 +777,6 @@ class Engine:
             if not live.done and agent_key in (None, live.turn.agent_key) and not live.elsewhere
         ]
         return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
-
-    def finish_without_client(self, answer: Answer) -> None:
-        """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later. If
-        another proxy forwarded the request, that one notes whether the client knows the turn's id."""
-        self._tasks.own(finish_without_client(answer))
 
     async def ended(self, turn_id: str) -> None:
         """Wait until a turn of this proxy is over and stored. Returns at once if it does not run here."""

@@ -203,6 +203,7 @@ class LiveTurn:
         self._end_event = asyncio.Event()
         self._end_or_wait_event = asyncio.Event()
         self._answers: set[Answer] = set()  # its clients
+        self._handed_early: list[Answer] = []  # those of a background turn that other proxies may have given its id
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self.passed_to = ""  # the proxy that has the answer for its client
         self.may_have_arrived = False  # a client that asked for it before may have it
@@ -282,6 +283,8 @@ class LiveTurn:
         self._stop_timer()
         self._end_event.set()
         self._end_or_wait_event.set()
+        for answer in self._handed_early:
+            self._detach(answer, acknowledged=self._error is None)
 
     @property
     def abandoned(self) -> bool:
@@ -309,7 +312,7 @@ class LiveTurn:
     def delivery_if_failed(self) -> Delivery:
         """The delivery to store if the turn has an answer, but its clients were told that it failed. Clients of a
         background turn read what the store has."""
-        return "uncertain" if (self.turn.call or {}).get("background") else "undelivered"
+        return "uncertain" if self.turn.in_background else "undelivered"
 
     @property
     def output_sent(self) -> bool:
@@ -405,6 +408,9 @@ class LiveTurn:
         return answer
 
     def _detach(self, answer: Answer, *, acknowledged: bool) -> None:
+        if acknowledged and answer.via is not None and not self.done:
+            self._handed_early.append(answer)  # an answer is handed on when there is one
+            return
         self._answers.discard(answer)
         if acknowledged and not self._arrived:
             how: Handover = "arrived"
@@ -416,7 +422,7 @@ class LiveTurn:
         if self._answers or self._acknowledged:
             return
         self._on_delivery("left")
-        if not self.done and not self.runs_unattended:
+        if not self.done and not self.runs_unattended and not self.turn.in_background:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
     async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
@@ -463,15 +469,6 @@ class Answer:
         self._open = True
         self.replayed = replayed
         self.via = VIA.get()  # the proxy that forwarded this client's request, if any
-
-    def for_another_client(self) -> Answer:
-        """Another view of the same turn, which counts as one more client."""
-        return self._live.attach(replayed=self.replayed)
-
-    @property
-    def is_only_one(self) -> bool:
-        """Whether no other client reads the turn."""
-        return self._live._answers <= {self}
 
     @property
     def accepted(self) -> Turn:
@@ -532,7 +529,7 @@ class Answer:
             ) from exc
 
     def acknowledge(self) -> None:
-        """The finish event (or the whole body) was handed to the client. Idempotent."""
+        """The finish event (or the whole body) was handed to the client; of a background turn, its id. Idempotent."""
         if self._open:
             self._open = False
             self._live._detach(self, acknowledged=True)
@@ -616,21 +613,6 @@ def leave_accepted(accepting: asyncio.Task[Answer]) -> None:
     """Leave the answer of a request whose caller was cancelled while it was accepted."""
     if not accepting.cancelled() and accepting.exception() is None:
         accepting.result().leave()
-
-
-async def finish_without_client(answer: Answer) -> None:
-    """Wait for the answer in place of a client that left."""
-    try:
-        await answer.turn()
-        if answer.via is None or answer.is_only_one:
-            answer.acknowledge()
-        else:  # its client still reads the stream, and acknowledges the answer itself
-            answer.leave()
-    except ProxyError:
-        answer.leave()  # the failure is stored with the turn
-    except asyncio.CancelledError:
-        answer.leave()
-        raise
 
 
 # --- Deliveries. The next turn needs to know whether an answer arrived, so this is stored as clients come and go.

@@ -326,14 +326,15 @@ class Relay:
             is_known = not hop.is_stream or (await self._has_stored(hop) and hop.failed is not None)
             arrived = not hop.failed if is_known else await self._engine.has_been_handed(hop.turn_id or "")
             if arrived and hop.turn_id is not None:
-                await self._engine.note_passed_on(hop.turn_id, arrived=True)
+                await self._engine.note_arrival(hop.turn_id, arrived=True)
             return
         # The other proxy stores first whether it has handed the answer on: it may have other clients.
         stored = await self._has_stored(hop)
         if stored and hop.failed:
             return
-        if stored and hop.delivered is False and hop.turn_id is not None:
-            await self._engine.note_passed_on(hop.turn_id, arrived=False)
+        turn = await self._engine.store.turn(hop.turn_id) if hop.turn_id is not None else None
+        if stored and hop.delivered is False and turn is not None and not turn.in_background:
+            await self._engine.note_arrival(turn.id, arrived=False)
         else:
             await self._engine.note_lost(hop.agent_key, hop.instance, hop.turn_id, fingerprint)
 

@@ -547,8 +547,8 @@ class Turns(Protocol):
         wait. `begin`, `fail` and `requeue` end the wait."""
 
     async def take_over(self, lease: Lease, turn_id: str, instance: str) -> Turn | None:
-        """Give a queued turn that waits for a limit to this proxy, with delivery `uncertain`: its clients were at the
-        other one. None if it no longer waits."""
+        """Give a queued turn that waits for a limit to this proxy, with delivery `uncertain` if it is not `delivered`:
+        its clients were at the other one. None if it no longer waits."""
 
     async def turn(self, turn_id: str) -> Turn | None: ...
 

@@ -26,9 +26,9 @@ from ..engine.engine import Answer, Engine
 from ..engine.live import PATIENCE
 from ..errors import ProxyError
 from ..settings import Settings
-from .asgi import JSONAnswer, as_proxy_error, encoded, has_left, read_call, send_error
+from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
 from .base import Writer
-from .common import KeptCall, Naming, WireCall, compact, encoded_agent_id, own_names
+from .common import Naming, WireCall, compact, encoded_agent_id, own_names
 
 log = logs.get(__name__)
 
@@ -183,15 +183,18 @@ class TurnResponse(Response):
 
 
 class JsonAnswer(TurnResponse):
-    """The whole answer as one JSON object, which `render` makes of the committed turn."""
+    """The whole answer as one JSON object, which `render` makes of the committed turn; of a background turn, as it is
+    now."""
 
     def __init__(self, answer: Answer, call: WireCall, render: Callable[[Turn], JSON]) -> None:
         super().__init__(answer, call)
         self._render = render
 
     async def _deliver(self, client: Client) -> None:
-        turn = await self._answer.turn(patience=PATIENCE)
-        self._in_session(turn)
+        turn = self._answer.accepted
+        if not turn.in_background:
+            turn = await self._answer.turn(patience=PATIENCE)
+            self._in_session(turn)
         body = compact(self._render(turn))
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -325,26 +328,6 @@ def reply(
     if not call.stream:
         return JsonAnswer(answer, call, render)
     return StreamAnswer(answer, call, writer(), keepalive)
-
-
-def kept_reply(
-    engine: Engine,
-    answer: Answer,
-    call: KeptCall,
-    keepalive: float,
-    render: Callable[[Turn], JSON],
-    writer: Callable[[Turn], Writer],
-) -> Response:
-    """The same for a wire with background turns, which run to their end without a client.
-
-    `render` and `writer` also take the accepted turn.
-    """
-    if call.background:
-        engine.finish_without_client(answer.for_another_client() if call.stream else answer)
-        if not call.stream:
-            headers = identity_headers(answer) | ignored_header(call.ignored)
-            return JSONAnswer(render(answer.accepted), headers=headers)
-    return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:

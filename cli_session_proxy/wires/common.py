@@ -184,11 +184,9 @@ class WireCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall(WireCall):
-    """A call of a stateful wire. `previous`: the wire's id of the turn to continue. `background`: the turn runs to its
-    end without its client."""
+    """A call of a stateful wire. `previous`: the wire's id of the turn to continue."""
 
     previous: str | None
-    background: bool
 
 
 # --- the body and its fields

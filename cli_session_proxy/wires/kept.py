@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.responses import Response
 
@@ -28,7 +29,8 @@ class KeptTurns:
         self._unknown = unknown
 
     async def turn(self, owner: str, given: str, *, stored: bool = True) -> Turn:
-        """Raises the wire's `NotFound`. `stored` False: also find calls with `store: false`."""
+        """The turn, which counts as delivered from now on if it runs in the background: this client has its id. Raises
+        the wire's `NotFound`. `stored` False: also find calls with `store: false`."""
         turn_id = self._turn_id_of(given)
         turn = None if turn_id is None else await self._engine.view.turn(turn_id)
         agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
@@ -36,6 +38,8 @@ class KeptTurns:
         hidden = call.get("deleted") or (stored and call.get("store") is False)
         if turn is None or agent is None or agent.owner != owner or hidden:
             raise self._unknown(given)
+        if turn.in_background and turn.delivery != "delivered":
+            self._engine.note(turn.id, partial(self._engine.note_arrival, turn.id, arrived=True))
         return turn
 
     async def headers_of(self, turn: Turn) -> dict[str, str]:

@@ -232,10 +232,15 @@ async def a_turn_that_waits_for_a_limit_keeps_its_place_until_it_begins_again(fa
 async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        for name in ("t1", "t2"):
+        for name in ("t1", "t2", "t3"):
             await accepted(store, a_turn(agent, name, instance="here"))
         lease = a_lease(agent.key)
-        await store.postpone(lease, "t1", WAIT, (), {})
+        for name in ("t1", "t3"):
+            await store.postpone(lease, name, WAIT, (), {})
+        await store.set_delivery("t3", "delivered")  # one in the background, whose client has its id
+        known = await store.take_over(lease, "t3", "there")
+        assert known is not None
+        assert (known.instance, known.delivery) == ("there", "delivered")
         taken = await store.take_over(lease, "t1", "there")
         assert taken == await store.turn("t1")
         assert taken is not None

@@ -244,7 +244,7 @@ class Client:
                 if how:  # it asks the other proxy whether that has stored its own part
                     await asyncio.wait({running})
                     await engine.delivery_stored(turn_id)
-                await via.note_passed_on(turn_id, arrived=not how)
+                await via.note_arrival(turn_id, arrived=not how)
             return None if how else turn_id
         assert ends is not None
         sent.cancel()

@@ -173,7 +173,7 @@ async def test_a_host_that_was_paused_takes_no_answer_away_from_the_client_of_an
         await one.engine.delivery_stored(first.turn_id)
         again = await three.engine.submit(request("one"))
         assert again.turn_id == first.turn_id
-        await two.engine.note_passed_on(first.turn_id, arrived=False)
+        await two.engine.note_arrival(first.turn_id, arrived=False)
         assert [turn.delivery for turn in await kept(two)] == ["pending"]
         again.acknowledge()
 
@@ -217,7 +217,7 @@ async def test_an_answer_that_two_proxies_have_for_their_clients_is_the_same_tur
         await one.engine.delivery_stored(turn.id)
         for n, other in enumerate(others):
             if arrives in (n, None):
-                await other.engine.note_passed_on(turn.id, arrived=arrives is not None)
+                await other.engine.note_arrival(turn.id, arrived=arrives is not None)
         again = await one.engine.submit(request("one"))
         assert (again.turn_id == turn.id) == (arrives is None)
         await again.turn()
@@ -240,7 +240,7 @@ async def test_a_client_that_left_a_forwarding_proxy_takes_no_answer_from_one_th
         lost.via = two.engine.instance_id
         lost.acknowledge()
         await one.engine.delivery_stored(turn.id)
-        await two.engine.note_passed_on(turn.id, arrived=False)
+        await two.engine.note_arrival(turn.id, arrived=False)
         await ask(one.engine, "two")
         here.acknowledge()
         assert await path(one) == ["one", "two"]
@@ -282,7 +282,7 @@ async def test_what_a_forwarding_host_notes_early_takes_no_answer_from_a_client_
         here = await one.engine.submit(request("one", idempotency_key="k"))
         one.model.open.set()
         turn = await here.turn()
-        await two.engine.note_passed_on(turn.id, arrived=False)
+        await two.engine.note_arrival(turn.id, arrived=False)
         await ask(one.engine, "two")
         lost.via = two.engine.instance_id
         lost.acknowledge()

@@ -75,8 +75,10 @@ async def test_a_request_is_answered_by_the_host_that_has_the_agent_warm(postgre
         await until(lambda: _delivered(one))
 
 
-async def _delivered(host: Host) -> bool:
-    return all(turn.delivery == "delivered" for turn in await host.turns())
+async def _delivered(host: Host, turns: int = 1) -> bool:
+    """Whether it has so many turns of the agent, and all have arrived."""
+    deliveries = [turn.delivery for turn in await host.turns()]
+    return len(deliveries) >= turns and set(deliveries) == {"delivered"}
 
 
 async def test_an_agent_without_a_name_is_known_by_its_history_or_an_id_and_passed_on_then(
@@ -297,17 +299,12 @@ async def test_the_end_of_a_forwarded_stream_is_sent_as_soon_as_its_client_is_se
     async with cluster(postgres_url, tmp_path, 2) as (one, two):
         await one.chat("zero")
         client = Connection(two.settings.port, stream=True)
-        has_left, received, seen = Incoming.has_left, bytearray(), b""
-
-        def receive() -> bytearray:
-            client.socket.setblocking(False)
-            with suppress(BlockingIOError):
-                received.extend(client.socket.recv(64 * 1024))
-            return received
+        client.socket.setblocking(False)
+        has_left, received = Incoming.has_left, bytearray()
 
         def look() -> None:
-            nonlocal seen
-            seen = bytes(receive())
+            with suppress(BlockingIOError):
+                received.extend(client.socket.recv(64 * 1024))
 
         def looked_at(incoming: Incoming) -> bool:
             asyncio.get_running_loop().call_soon(look)
@@ -315,9 +312,9 @@ async def test_the_end_of_a_forwarded_stream_is_sent_as_soon_as_its_client_is_se
 
         monkeypatch.setattr(Incoming, "has_left", looked_at)
         client.say()
-        await until(lambda: b"data: [DONE]" in receive())
+        await until(lambda: _delivered(one, 2))
         client.socket.close()
-        assert b"data: [DONE]" in seen
+        assert b"data: [DONE]" in received
 
 
 async def silent(*_: object) -> bool:
@@ -807,19 +804,56 @@ async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_los
         assert one.asked[-1] == ["zero", "one", "two"]
 
 
-async def test_a_background_turn_is_kept_although_the_client_left_the_host_that_passed_it_on(
-    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("where", ["here", "there", "on the way back"])
+async def test_a_background_request_whose_client_left_without_the_id_is_one_turn_if_it_is_sent_again(
+    where: str, stream: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+    """The end of its turn counted as the arrival of its answer, and the words were said twice. Or the proxy that had
+    the answer for its client put the turn off the path."""
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
+    body = {"model": "sonnet", "stream": stream, "background": True, "input": "one"}
+    async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("zero")
-        leaves = Connection(two.settings.port, stream=True, path="responses", background=True, input="one")
-        held_up = HeldUp(two, leaves.socket, monkeypatch)
-        leaves.say()
-        await until(lambda: _delivered(one))
-        held_up.released.set()
-        await until(lambda: held_up.notes == {"undelivered"})
+        comes, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def held_up(*_given: Any, **_how: Any) -> None:
+            comes.set()
+            await goes_on.wait()
+
+        async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            whole = [piece async for piece in answer]
+            await held_up()
+            for piece in whole:
+                yield piece
+
+        async def is_uncertain() -> bool:
+            return (await one.turns())[-1].delivery == "uncertain"
+
+        with monkeypatch.context() as patch:
+            if where == "on the way back":
+                comes_back(patch, pieces)
+            else:
+                one.model.open.clear()
+                patch.setattr(answers.Client, "write", held_up)
+            port = (one if where == "here" else two).settings.port
+            leaves = Connection(port, stream=stream, path="responses", background=True, input="one")
+            leaves.say()
+            await comes.wait()
+            leaves.socket.close()
+            await until(is_uncertain)
+
+        async def again() -> str:
+            answer = await two.http.post("/agents/a/v1/responses", json=body)
+            return str(answer.headers["x-turn-id"])
+
+        asked = asyncio.create_task(again())
+        one.model.open.set()
+        first = await asked
+        assert [turn.id for turn in await one.turns()][1:] == [first]
+        assert await again() != first
         await one.chat("two")
-        assert one.asked[-1] == ["zero", "one", "two"]
+        assert one.asked[-1] == ["zero", "one", "one", "two"]
 
 
 @pytest.mark.parametrize("in_time", [True, False])

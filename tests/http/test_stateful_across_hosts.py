@@ -126,13 +126,13 @@ async def test_a_background_stream_that_was_read_to_its_end_is_answered(
     async with cluster(postgres_url, tmp_path, 2) as (one, two):
         await one.chat("zero")
         body = {**ASKED, "background": True, "stream": True, "agent_id": "a"}
-        noted, note = asyncio.Event(), two.engine.note_passed_on
+        noted, note = asyncio.Event(), two.engine.note_arrival
 
         async def late(turn_id: str, *, arrived: bool) -> None:
             await noted.wait()
             await note(turn_id, arrived=arrived)
 
-        monkeypatch.setattr(two.engine, "note_passed_on", late)
+        monkeypatch.setattr(two.engine, "note_arrival", late)
         async with two.http.stream("POST", "/v1/responses", json=body) as stream:
             told = [event async for event in events(stream)]
 
@@ -145,6 +145,34 @@ async def test_a_background_stream_that_was_read_to_its_end_is_answered(
         assert (turn.delivery, turn.instance) == ("pending", two.engine.instance_id)
         again = (await one.http.post("/v1/responses", json={**body, "stream": False})).json()["id"]
         assert again != told[0]["response"]["id"]
+
+
+async def test_a_background_stream_that_broke_is_answered_once_its_response_was_asked_for(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("zero")
+        body = {**ASKED, "background": True, "stream": True, "agent_id": "a"}
+        one.model.open.clear()
+
+        async def read(*, whole: bool) -> str:
+            async with two.http.stream("POST", "/v1/responses", json=body) as stream:
+                if whole:
+                    assert [event async for event in events(stream)][-1]["type"] == "response.completed"
+                return response_id(stream.headers["x-turn-id"])
+
+        async def is_uncertain() -> bool:
+            return (await one.turns())[-1].delivery == "uncertain"
+
+        first = await read(whole=False)
+        await until(is_uncertain)
+        assert await read(whole=False) == first
+        await until(is_uncertain)
+        assert (await one.http.get(f"/v1/responses/{first}")).json()["status"] == "in_progress"
+        one.model.open.set()
+        assert await read(whole=True) != first
+        assert one.asked[1:] == [["zero", "one"], ["zero", "one", "one"]]
 
 
 async def test_a_stream_that_is_followed_elsewhere_comes_as_it_is_made(

@@ -290,8 +290,8 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
     row = LOCK_TURN.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
-    # Its clients were at the other proxy. If they retry, they get this turn.
-    changes = {"instance": instance, "delivery": "uncertain"}
+    # Its clients were at the other proxy. If they retry, they get this turn, but for one that has its id.
+    changes = {"instance": instance, "delivery": "delivered" if row.delivery == "delivered" else "uncertain"}
     (turn,) = rows.loaded_turns(conn, [row], **changes)
     forget_cancel(conn, turn_id)  # it was for the turn's last proxy
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **changes})

@@ -108,7 +108,6 @@ def read(body: JSON, naming: Naming) -> KeptCall:
         parameters=PARAMETERS,
         previous=previous,
         stream=bool(body.get("stream")),
-        background=bool(body.get("background")),
         ignored=(
             *offered.hosted,
             *fields.given(IGNORED),

@@ -41,7 +41,7 @@ class InteractionsWriter(ReplayedStream):
         return [*update, *self._send("error", **interactions.error_body(from_dict(turn.error or {}))), SSE_DONE]
 
     def _opening(self) -> list[bytes]:
-        status = "queued" if (self._turn.call or {}).get("background") else "in_progress"
+        status = "queued" if self._turn.in_background else "in_progress"
         made = interactions.interaction_id(self._turn.id)
         return [
             *self._send("interaction.created", interaction=interactions.head(self._turn, status)),

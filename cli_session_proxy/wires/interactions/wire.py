@@ -13,7 +13,7 @@ from ...domain.models import ANSWERED, JSON, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
-from ..answers import kept_reply
+from ..answers import reply
 from ..asgi import STREAMED, JSONAnswer, RouteDoc, add, has_left, named, read_call
 from ..base import AddressClaim, ErrorShape, Wire
 from ..common import KeptCall
@@ -49,8 +49,8 @@ class InteractionsRoutes:
         call = await read_call(request, self._settings.max_body, interactions.read)
         left = partial(has_left, request.scope, request.receive)
         answer = await self._engine.submit(await self._continued(call), left)
-        keepalive = self._settings.keepalive
-        return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, InteractionsWriter)
+        writer = partial(InteractionsWriter, answer.accepted)
+        return reply(answer, call, self._settings.keepalive, interactions.interaction, writer)
 
     async def _continued(self, call: KeptCall) -> TurnRequest:
         if call.previous is None:

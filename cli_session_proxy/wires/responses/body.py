@@ -150,7 +150,6 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         previous=previous,
         conversation=conversation,
         stream=bool(body.get("stream")),
-        background=bool(body.get("background")),
         client=naming.client,
         ignored=(
             *offered.ignored,
@@ -257,7 +256,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "created_at": int(turn.created_at),
         "completed_at": int(turn.finished_at) if status == "completed" and turn.finished_at else None,
         "status": status,
-        "background": call.get("background", False),
+        "background": turn.in_background,
         "error": failure if status == "failed" else None,
         "incomplete_details": incomplete,
         "model": turn.reported_model,

@@ -57,7 +57,7 @@ class Dialogues:
         """Cancel the turn. Raises `InvalidRequest` if it has ended in another way."""
         turn = await self.kept.cancel(owner, given)
         if turn.status in FINISHED and turn.status != "cancelled":
-            kind = responses.status_of(turn) if (turn.call or {}).get("background") else "synchronous"
+            kind = responses.status_of(turn) if turn.in_background else "synchronous"
             raise InvalidRequest(f"Cannot cancel a {kind} response.", param="response_id")  # OpenAI's own words
         return turn
 

@@ -129,8 +129,8 @@ class ResponsesWriter(ReplayedStream):
         return [*self._send([{"type": "response.failed", "response": responses.response(turn)}]), *self._bytes_at_end]
 
     def _opening(self) -> list[bytes]:
-        background = (self._turn.call or {}).get("background", False)
-        states = [("created", "queued"), ("queued", "queued")] if background else [("created", "in_progress")]
+        in_background = self._turn.in_background
+        states = [("created", "queued"), ("queued", "queued")] if in_background else [("created", "in_progress")]
         return self._send(
             {"type": f"response.{name}", "response": responses.response(self._turn, status)}
             for name, status in [*states, ("in_progress", "in_progress")]

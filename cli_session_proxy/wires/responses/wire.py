@@ -16,7 +16,7 @@ from ...domain.models import JSON, Message, Usage
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
-from ..answers import ESTIMATED, kept_reply
+from ..answers import ESTIMATED, reply
 from ..asgi import STREAMED, JSONAnswer, RouteDoc, add, has_left, named, read_call
 from ..base import AddressClaim, Wire
 from ..blocks import estimated_tokens
@@ -66,7 +66,8 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)
         answer = await self._dialogues.submit(call, has_left=partial(has_left, request.scope, request.receive))
-        return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, ResponsesWriter)
+        writer = partial(ResponsesWriter, answer.accepted)
+        return reply(answer, call, self._settings.keepalive, responses.response, writer)
 
     async def input_tokens(self, request: Request) -> JSONAnswer:
         """An estimate, because the CLI cannot count before a turn. Earlier turns' tokens are known from their usage."""

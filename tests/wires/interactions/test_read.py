@@ -59,7 +59,7 @@ def test_what_is_asked_is_kept_for_later() -> None:
         background=True, previous_interaction_id="interaction_1", system_instruction="Be brief.",
         generation_config=config, labels={"a": "b"},
     )  # fmt: skip
-    assert (call.previous, call.background, call.stream) == ("interaction_1", True, False)
+    assert (call.previous, call.stream) == ("interaction_1", False)
     assert (call.request.system, call.request.keep_system, call.request.effort) == ("Be brief.", False, "high")
     assert (call.ignored, call.request.options.parameters.seed) == (("labels",), 1)
     assert call.request.call == {
