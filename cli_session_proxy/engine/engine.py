@@ -85,7 +85,7 @@ from .live import (
 )
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, UnusedLease
-from .passing import ORIGIN, Elsewhere, Passing
+from .passing import AWAITED, ORIGIN, Elsewhere, Passing
 from .placement import HOUR, Placement
 from .plan import PlanWatch
 from .readiness import Readiness, State
@@ -113,6 +113,14 @@ ACCEPTED_WITHIN = 60.0
 STORE_AWAY = 5.0
 # Seconds that another proxy has to end a turn on request, on top of `lease`. Then it counts as not responding.
 END_ELSEWHERE = 10.0
+
+
+async def _check_awaited() -> None:
+    """Raises `Interrupted` if another proxy forwarded this request, and its client has left or was told to send it
+    again: it may have its answer from elsewhere."""
+    is_awaited = AWAITED.get()
+    if is_awaited is not None and not await is_awaited():
+        raise Interrupted("nobody waits for this request any more: nothing was run", retry_after=0.0)
 
 
 class AtAcceptance(NamedTuple):
@@ -396,6 +404,7 @@ class Engine:
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         if not self.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+        await _check_awaited()
         passed_over: Turn | None = None
         redirect = None if self.passing is None else partial(self.passing.to_agent, profile=request.profile)
         admit = partial(self._admit, request)
@@ -414,6 +423,7 @@ class Engine:
                 place = self._lanes.take(agent.key)
                 try:
                     await self._ownership.ensure_heartbeat()
+                    await _check_awaited()
                     if has_left is not None and has_left():
                         # The client may have sent the request again to another proxy, without an idempotency key. To
                         # run this one too would double the turn.

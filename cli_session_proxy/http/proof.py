@@ -45,6 +45,8 @@ ANSWERING, ANSWERED, FAILED = "answering", "x-cluster-turn", "x-cluster-failed"
 # Another one, with the id of a turn: the answer comes when it is stored which clients have left that turn, there and at
 # the proxies that forwarded their requests; 503 if none of these responds. With the second one, only there.
 LEFT, ONLY_HERE = "left", "only_here"
+# Another one, with the nonce of a request that the asked proxy has forwarded: does it wait for the answer? 200, or 410.
+AWAITING = "awaiting"
 # Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()
@@ -117,8 +119,8 @@ class Signer:
     def once(self, headers: Mapping[str, str]) -> None:
         """Raises `Interrupted` unless a checked request is fresh, for this instance, and new: a repeated one may have
         been accepted the first time."""
-        sent_at, nonce, _ = headers[HOP_MARK].split(" ")
-        when, instance = float(sent_at), headers[TARGET].partition("@")[0]
+        when, nonce = sent_at(headers), nonce_of(headers)
+        instance = headers[TARGET].partition("@")[0]
         now = _clock()
         while self._order and self._order[0][0] < now - 2 * FRESH:
             self._seen.discard(self._order.popleft()[1])
@@ -142,6 +144,11 @@ class Signer:
 def nonce_of(headers: Mapping[str, str]) -> str:
     """The nonce of a checked request, or of one of ours."""
     return headers[HOP_MARK].split(" ")[1]
+
+
+def sent_at(headers: Mapping[str, str]) -> float:
+    """When a checked request was signed, by this proxy's steady clock."""
+    return float(headers[HOP_MARK].split(" ")[0])
 
 
 def caller_of(headers: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 import ssl
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,8 @@ from .. import logs
 from ..domain import limits
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
-from ..engine.passing import ORIGIN, VIA, Elsewhere
+from ..engine.ownership import steady_clock
+from ..engine.passing import AWAITED, ORIGIN, VIA, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
 from ..stores import held
@@ -48,6 +49,7 @@ from .hop import REFUSED, REPEATED, Incoming
 from .proof import (
     ANSWERED,
     ANSWERING,
+    AWAITING,
     FAILED,
     GREETING,
     HOP_MARK,
@@ -62,6 +64,7 @@ from .proof import (
     Signer,
     decisive,
     nonce_of,
+    sent_at,
 )
 
 log = logs.get(__name__)
@@ -81,6 +84,8 @@ PROBE_INTERVAL = 0.25
 ENDING_INTERVAL = 0.02
 # Seconds that an answer is still read after its client left, once it has begun: the client may have had all of it.
 READ_ON = 0.1
+# Seconds after which the proxy that forwarded a request is asked whether it still waits for the answer.
+ON_ITS_WAY = 1.0
 # How many other proxies are remembered; the least recently used one is dropped.
 MOST_PROXIES = 1024
 # How many of the last forwarded requests that were answered here are remembered, with their turns.
@@ -193,6 +198,28 @@ class Relay:
         await self._engine.delivery_stored(ended.get(ANSWERED, ""))
         return ended
 
+    def awaits(self, nonce: str) -> bool:
+        """Whether this proxy has forwarded this request, and waits for the answer."""
+        return any(hop.nonce == nonce and not hop.is_lost() for hop in self._hops)
+
+    def _is_awaited(self, via: str, headers: Mapping[str, str]) -> Callable[[], Awaitable[bool]]:
+        """See `AWAITED`. A request may come late (a line carried nothing for a while, or this proxy was paused), and
+        what is between two proxies does not always close a connection whose client has left."""
+        known_at, clock = sent_at(headers), steady_clock()
+        question = f"{GREETING}?{AWAITING}={nonce_of(headers)}"
+
+        async def is_awaited() -> bool:
+            nonlocal known_at
+            if (now := clock()) - known_at < ON_ITS_WAY:
+                return True
+            proxy = await self._engine.store.proxy(via)
+            if proxy is None or not (proxy.address is None or await self._probe(proxy.address, question, self._lease)):
+                return False
+            known_at = now
+            return True
+
+        return is_awaited
+
     async def settle(self, turn_id: str, *, others: bool) -> bool:
         """Store which clients have left this turn; see `Engine.settled`. The same request has come to another proxy."""
         turn = await self._engine.store.turn(turn_id)
@@ -214,9 +241,10 @@ class Relay:
 
     async def serve(self, app: ASGIApp, incoming: Incoming, *, via: str | None) -> None:
         """Answer the request here, or forward it to another proxy. `via`: see `VIA`."""
+        state = incoming.inner["state"]
         token, token_via = ORIGIN.set("from_client" if via is None else "forwarded"), VIA.set(via)
+        token_awaited = AWAITED.set(None if via is None else self._is_awaited(via, state["headers"]))
         try:
-            state = incoming.inner["state"]
             if via is not None:
                 await self._answer_here(app, incoming, nonce_of(state["headers"]))
                 return
@@ -235,6 +263,7 @@ class Relay:
         finally:
             ORIGIN.reset(token)
             VIA.reset(token_via)
+            AWAITED.reset(token_awaited)
 
     async def _answer_here(self, app: ASGIApp, incoming: Incoming, nonce: str) -> None:
         """Answer a request that another proxy has forwarded, which may ask for it (see `answered`)."""

@@ -43,7 +43,7 @@ from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer
-from .proof import ANSWERING, HOP_MARK, LEFT, ONLY_HERE
+from .proof import ANSWERING, AWAITING, HOP_MARK, LEFT, ONLY_HERE
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
@@ -163,9 +163,12 @@ class Routes:
 
     async def healthz(self, request: Request) -> Response:
         """Whether the server runs. With a challenge, the answer proves that it is the server that `var` names. Another
-        proxy may ask whether a request that it has forwarded is still answered here, and which clients have left."""
+        proxy may ask whether a request that it has forwarded is still answered here, whether one from here is still
+        waited for, and which clients have left."""
         if self._relay is not None and HOP_MARK in request.headers:
-            asked, left = map(request.query_params.get, (ANSWERING, LEFT))
+            asked, awaited, left = map(request.query_params.get, (ANSWERING, AWAITING, LEFT))
+            if awaited is not None and not self._relay.awaits(awaited):
+                return JSONAnswer({"status": "not waiting for that answer"}, 410)
             ended = None if asked is None else await self._relay.answered(asked)
             if ended is not None:
                 return JSONAnswer({"status": "not answering that request"}, 410, ended)

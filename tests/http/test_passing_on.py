@@ -407,13 +407,15 @@ async def test_who_got_an_uncertain_answer_and_says_the_same_at_another_proxy_ha
         assert said(await again) == "You said: one (2)"
 
 
-@pytest.mark.parametrize("probed", [False, True])
-@pytest.mark.sample(1)
+@pytest.mark.parametrize(("probed", "closed"), [(False, False), (False, True), (True, True)])
+@pytest.mark.sample(2)
 async def test_who_left_and_says_the_same_where_its_first_request_comes_later_has_said_it_once(
-    probed: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    probed: bool, closed: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy that forwarded the first one waited for the rest of an answer that had not begun. `probed`: the other
-    one has shown meanwhile that it runs."""
+    one has shown meanwhile that it runs. `closed`: what is between them closes a connection whose client has left."""
+    if not closed:
+        monkeypatch.setattr(relay, "ON_ITS_WAY", 0.0)
     monkeypatch.setattr(relay, "READ_ON", 10 * PATIENCE)
     async with cluster(postgres_url, tmp_path, 2, lease=1.0 if probed else 10.0) as (one, two):
         await one.chat("zero")
@@ -432,9 +434,12 @@ async def test_who_left_and_says_the_same_where_its_first_request_comes_later_ha
             held.set()
             await goes_on.wait()
             assert has_left is not None
-            await until(has_left)
-            is_gone.set()
-            return await submit(request, has_left)
+            if closed:
+                await until(has_left)
+            try:
+                return await submit(request, has_left if closed else None)
+            finally:
+                is_gone.set()
 
         monkeypatch.setattr(one.engine, "submit", submitted)
         client = Client(two.settings.port, one.settings.port, stream=False)
