@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -19,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine, environment
@@ -26,7 +28,7 @@ from cli_session_proxy.backends.claude.process import login as logins
 from cli_session_proxy.backends.claude.process.memory import size, weigh
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.errors import ConfigError, SandboxError
+from cli_session_proxy.errors import ClaudeUnavailable, ConfigError, SandboxError
 from cli_session_proxy.http.keys import make_key
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
@@ -38,7 +40,8 @@ from turnfault.provider.upstream import Upstream
 from ...conftest import MakeSettings, required
 from ...files import opened_files
 from ...talking import ask, heard, running, text
-from ...until import PATIENCE
+from ...until import PATIENCE, until
+from .process.helpers import free_descriptors
 
 # A program's argument that no other run of this test has.
 MARK = f"86399.{os.getpid()}"
@@ -256,6 +259,7 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
             assert json.loads(login.read_text()) == LOGIN
         await shells.run(engine, "confined", f"ln -sf {settings.var}/key {login}; echo linked")
         await shells.run(engine, "confined", f"echo '{renewed()}' > {login}.new && mv {login}.new {login}")
+        assert json.loads(login.read_text()) == json.loads(renewed())  # at once: the old tokens are invalid
         said = await shells.run(engine, "second", f"grep -c after {login}")
         assert "1" in said
         assert json.loads(login.read_text()) == json.loads(renewed())
@@ -272,6 +276,34 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
             await shells.run(engine, "confined", "true")
         await shells.run(engine, "second", "true")
         assert not [path for path in opened_files() if Path(path).name == login.name]
+
+
+@pytest.mark.parametrize("fails", ["read", "write"])
+async def test_a_renewed_login_that_cannot_be_stored_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """No descriptor is free, or the disk is full: the agent got the old login again, which was invalid."""
+    (tmp_path / logins.FILE).write_text(json.dumps(LOGIN))
+    copies, private = logins.Logins(tmp_path, tmp_path), tmp_path / "confined" / "one"
+    await copies.exchange(private, give=True)
+    (private / logins.FILE).write_text(renewed())
+
+    def no_descriptor(*_: object, **__: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as changed:
+        if fails == "read":
+            changed.setattr(logins, "contents", no_descriptor)
+        else:
+            changed.setattr(logins, "write_private", no_room)
+        await copies.take_back(private)
+        with pytest.raises(OSError, match=r"open files|space"):
+            await copies.exchange(private, give=True)
+    await copies.exchange(private.with_name("other"), give=True)
+    assert json.loads((tmp_path / logins.FILE).read_text()) == json.loads(renewed())
 
 
 async def test_a_confined_cli_with_a_login_of_its_own_is_lent_no_other(
@@ -525,6 +557,25 @@ async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
     assert "No permissions to create new namespace" in why
     assert "unprivileged user namespaces" in why
     assert MARK not in await asyncio.to_thread(command_lines)
+
+
+def test_however_few_descriptors_are_free_a_look_from_inside_says_so_and_leaves_none_open() -> None:
+    """Each such start of uvloop left four open, and the error told people to allow user namespaces."""
+
+    async def main() -> None:
+        await confine._run(["true"])  # a loop's first process opens more
+        before, refused = psutil.Process().num_fds(), list[str]()
+        for number in range(24):
+            with free_descriptors(number):
+                try:
+                    await confine._run(["true"])
+                except ClaudeUnavailable as exc:
+                    refused.append(exc.message)
+            await until(lambda: psutil.Process().num_fds() == before)
+        assert 0 < len(refused) < 24
+        assert all("raise the limit of open files" in why for why in refused)
+
+    uvloop.run(main())
 
 
 async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
 from ..transcript.files import make_project
-from . import confine_program
+from . import confine_program, descriptors
 from .login import write_private
 
 PROGRAM = "bwrap"
@@ -122,13 +122,17 @@ async def why_unavailable() -> str | None:
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program. The code is None after a timeout, -1 if it could not start."""
+    """Exit code, stdout and stderr of a short program. The code is None after a timeout, -1 if it could not start.
+    Raises `NoneFree`."""
     try:
+        descriptors.check()
         child = await asyncio.create_subprocess_exec(
             *argv, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, env=env,
         )  # fmt: skip
     except OSError as exc:
+        if exc.errno in descriptors.NONE_FREE:
+            raise descriptors.unavailable(exc) from exc
         return -1, "", exc.strerror or str(exc)
     both_streams = asyncio.ensure_future(child.communicate())
     try:

@@ -4,10 +4,10 @@
 <private>/.credentials.json               the copy in the sandbox, in which the CLI renews its tokens as usual
 <var>/confined/~logins/<agent>            the user's own at the time of the copy; agents cannot see it
 
-Before each start and each turn of a confined agent, changed copies are checked. A copy that differs only in its tokens
-(of the same kinds) and a later expiry is a renewal: it replaces the user's own if that is unchanged since the copy,
-because a renewal invalidates the old tokens and would log the user out. Any other change is dropped, and the agent gets
-the user's own again.
+Before each start and each turn of a confined agent, changed copies are checked, and after a turn its agent's. A copy
+that differs only in its tokens (of the same kinds) and a later expiry is a renewal: it replaces the user's own if that
+is unchanged since the copy, because a renewal invalidates the old tokens and would log the user out. If it cannot be
+stored, that is tried again. Any other change is dropped, and the agent gets the user's own again.
 
 Not covered: a token does not show its account, or whether it is valid. A shell in the sandbox could put another login
 of the same kind and plan in its place, or fake tokens: the user would be logged out.
@@ -23,7 +23,7 @@ import secrets
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -32,6 +32,7 @@ from .... import logs
 from ....sandbox import LOGINS, make_private, restore_access
 from ....tasks import in_thread_at
 from ..transcript.entries import contents
+from . import descriptors
 
 log = logs.get(__name__)
 
@@ -73,14 +74,20 @@ class Logins:
         scan = self._scan
         try:
             async with asyncio.timeout(WAIT):
-                await in_thread_at(scan, self._take_back_all)
+                await in_thread_at(scan, self._take_back_changed, list(self._copies))
         except TimeoutError:
             if self._scan == scan:
                 self._scan = Path(secrets.token_hex(8))
         await in_thread_at(private, self._exchange_own, private, others, give)
 
-    def _take_back_all(self) -> None:
-        for private in list(self._copies):
+    async def take_back(self, private: Path) -> None:
+        """Copy this agent's login back if its CLI has renewed it in the turn that has just ended: the user's own is
+        invalid from then on."""
+        if private in self._copies:
+            await in_thread_at(private, self._take_back_changed, (private,))
+
+    def _take_back_changed(self, copies: Iterable[Path]) -> None:
+        for private in copies:
             began = time.monotonic()
             if began < self._left_alone.get(private, (0.0, 0.0))[0]:
                 continue
@@ -88,6 +95,8 @@ class Logins:
             if in_use.acquire(timeout=WAIT_FOR_ONE):
                 try:
                     self._take_back(private)
+                except OSError as exc:  # tried again; before, this agent gets no other login
+                    log.warning("login_not_stored", agent=private.name, error=exc.strerror)
                 finally:
                     in_use.release()
             until, lasted = self._left_alone.get(private, (0.0, 0.0))
@@ -133,9 +142,9 @@ class Logins:
         if private not in self._copies or self._copies[private] == state:
             return
         copy = _read(private / FILE)
-        self._copies[private] = state
         with self._ours:
             self._renew(private, copy)
+        self._copies[private] = state  # a renewal that cannot be read or stored now is not given up
 
     def _renew(self, private: Path, copy: bytes | None) -> None:
         original, own = _read(self._originals / private.name), _read(self._own)
@@ -188,8 +197,11 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes | None:
     """The content; None for a file that is missing, not regular or too large."""
-    with contextlib.suppress(OSError):
+    try:
         return contents(path, most=LONGEST)
+    except OSError as exc:
+        if exc.errno in descriptors.NONE_FREE:  # that says nothing about the file
+            raise
     return None
 
 

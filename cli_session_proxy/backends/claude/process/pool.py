@@ -344,7 +344,13 @@ class ProcessTable:
 
     async def spawn(self, launch: Launch) -> ClaudeProcess:
         """A new process, in use. Raises QueueFull, ClaudeUnavailable, and what `ClaudeProcess.spawn` does."""
-        process = await self._begin_in_turn(await launch.with_boundary())
+        try:
+            bounded = await launch.with_boundary()
+        except descriptors.NoneFree:  # a place needs more of them: an idle process is ended
+            await self._reserve()
+            self._free()
+            bounded = await launch.with_boundary()
+        process = await self._begin_in_turn(bounded)
         if self.closed:
             await self.close(process)
             raise _closed()

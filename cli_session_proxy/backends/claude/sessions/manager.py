@@ -213,14 +213,16 @@ class Sessions:
         # In the sandbox the CLI's naming rule holds. A noted folder may be another agent's, and must not be mounted.
         self._projects.forget(cwd)
         project = self._projects.folder(cwd)  # before anything is awaited, in which a folder could be noted again
-        shows_settings = "user" in job.profile.setting_sources
-        private = self._sandboxes.private(job.agent.dir, shows_settings=shows_settings)
+        private = self._private(job.agent.dir, job.profile)
         try:
             await self._logins.exchange(private, project, give=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
         place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
         return partial(confine.wrapper, self._settings, job.profile, program, place, env)
+
+    def _private(self, agent_dir: str, profile: Profile) -> Path:
+        return self._sandboxes.private(agent_dir, shows_settings="user" in profile.setting_sources)
 
     async def _checked_out(self, context: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process with the path. Ends it and raises WrongTranscript if it loaded something else."""
@@ -606,6 +608,8 @@ class Sessions:
             if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
+        if ready.process.launch.confined:
+            await self._logins.take_back(self._private(ready.process.cwd.name, ready.process.launch.profile))
         if ready.process.launch.confined or files.has_beside(path):
             kept = self._stored_beside.get(before.agent_key, 0)
             stored = await in_thread_at(Path(path).parent, files.gather, Path(path), since, kept)

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,25 @@ async def test_a_start_that_finds_no_descriptor_says_so_at_once_where_nobody_cou
     pool = Pool(bounded(settings, spawn_timeout=10_000))
     with pytest.raises(ClaudeUnavailable, match="no file descriptor is free"):
         await pool.checkout(await fake())
+    await pool.close()
+
+
+async def test_a_boundary_that_finds_no_descriptor_is_made_once_an_idle_process_has_freed_some(
+    settings: Settings, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made before there is a place: nothing had been evicted, and every start of a confined CLI failed."""
+    pool = Pool(settings)
+    idle, _ = await pool.checkout(await fake())
+    await pool.checkin(idle)
+
+    async def scarce() -> tuple[str, ...]:
+        if not is_gone(idle.pid):
+            raise descriptors.unavailable(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        return ()
+
+    monkeypatch.setattr(descriptors, "are_free", lambda _: is_gone(idle.pid))
+    process, warm = await pool.checkout(replace(await fake(), wrapper=scarce))
+    assert (process.alive, warm, pool.table.reserved) == (True, False, 0)
     await pool.close()
 
 
