@@ -961,7 +961,8 @@ class Engine:
         return agent
 
     async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
-        """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
+        """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown. Raises
+        `Elsewhere` for a request if its files are on another host.
 
         With an `expiry`, delete only if it still applies when the chain is removed: a client may have used the agent
         since it was chosen. A running turn is not cancelled: if the agent stays, its files are written again from the
@@ -971,6 +972,8 @@ class Engine:
         if agent is None or (expiry is not None and not await self.store.expired_agents(expiry, only=agent.key)):
             return False
         if expiry is None:
+            if self.passing is not None:
+                await self.passing.to_files(agent)
             running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
             for live in running:
                 live.cancel("deletion")

@@ -97,6 +97,12 @@ class Passing:
         if ORIGIN.get() == "from_client" and (address := await self.address_of(turn)) is not None:
             raise Elsewhere(address, turn.agent_key, fingerprint=turn.fingerprint)
 
+    async def to_files(self, agent: Agent) -> None:
+        """Raises `Elsewhere` if the files of this agent, which is to be deleted, are on another host: an agent of the
+        same name would find them there. Also `StoreUnavailable`."""
+        if ORIGIN.get() == "from_client" and (home := await self.other_home(agent)) is not None:
+            raise Elsewhere(home.address, agent.key, home=True)
+
     async def address_of(self, turn: Turn) -> str | None:
         """The address of the proxy that runs an unfinished turn; None if it is this one, or unknown."""
         if turn.instance in (None, self._here.id):

@@ -28,6 +28,7 @@ from cli_session_proxy.http.connection import AHEAD
 from cli_session_proxy.http.hop import REFUSED, Incoming
 from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
 from cli_session_proxy.http.relay import Relay
+from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores import held
 from cli_session_proxy.stores.base import Store, Whereabouts
@@ -1557,6 +1558,21 @@ async def test_an_agent_with_tools_keeps_to_the_host_that_has_its_files(postgres
         assert said(await two.chat("two")) == "You said: two (2)"
         assert [path[-1] for path in one.asked] == ["one", "two"]
         assert two.asked == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_an_agent_is_deleted_where_its_files_are(is_there: bool, postgres_url: str, tmp_path: Path) -> None:
+    """An agent of the same name found them there."""
+    home: dict[str, Any] = {} if is_there else {"advertise": "http://127.0.0.1:1"}
+    async with cluster(postgres_url, tmp_path, each=[home], lease=2.0, **TOOLS) as (one, two):
+        await one.chat("one")
+        agent = await one.store.agent("local", "a")
+        assert agent is not None
+        sandbox = Sandboxes(one.settings).prepare(agent.dir)
+        (sandbox / "notes").touch()
+        assert (await two.http.delete("/v1/chains/a")).status_code == 200
+        assert await two.store.agent("local", "a") is None
+        assert sandbox.exists() is not is_there
 
 
 @pytest.mark.parametrize("stream", [False, True])
