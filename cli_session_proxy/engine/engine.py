@@ -464,7 +464,10 @@ class Engine:
                 except BaseException:
                     self._lanes.give_up(place)
                     raise
-                return self._launch(turn, agent, place, request, AtAcceptance(state, unused))
+                answer = self._launch(turn, agent, place, request, AtAcceptance(state, unused))
+                if turn.in_background and has_left is not None and has_left():
+                    self._live[turn.id].cancel("left")  # else it would run on, and nobody knows its id
+                return answer
 
     def _admit(self, request: TurnRequest) -> None:
         self._lanes.admit()

@@ -618,7 +618,7 @@ class Executor:
             usage=end.usage,
             cost_usd=end.cost_usd,
             attempts=attempt.record_end(status, session_id=exchange.session_id),
-            delivery=live.delivery_if_left if live.abandoned else "pending",
+            delivery=live.delivery,
             evidence=replace(
                 attempt.evidence,
                 retries=tuple(attempt.retries) or attempt.evidence.retries,

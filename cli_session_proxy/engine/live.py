@@ -303,6 +303,11 @@ class LiveTurn:
         return {answer.via for answer in self._answers}
 
     @property
+    def delivery(self) -> Delivery:
+        """What became of its answer so far."""
+        return "delivered" if self._arrived else self.delivery_if_left if self.abandoned else "pending"
+
+    @property
     def delivery_if_left(self) -> Delivery:
         """The delivery to store if all clients left. An "uncertain" answer stays on the path, and the same request
         gets it: after a wait for a limit (clients may leave then), and if an earlier client has or gets it."""

@@ -165,7 +165,7 @@ class Client:
         answer = await engine.submit(asked, left.is_set)
         self._is_answered_by(answer)
         try:
-            waiting = self.world.own(answer.turn())
+            waiting = self.world.own(_given(answer))
             gone = self.world.own(left.wait())
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
             gone.cancel()
@@ -204,7 +204,7 @@ class Client:
                 answer = await engine.submit(asked, closed.is_set)
                 self._is_answered_by(answer)
                 accepted.append(True)
-                waiting, gone = self.world.own(answer.turn()), world.own(closed.wait())
+                waiting, gone = self.world.own(_given(answer)), world.own(closed.wait())
                 await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
                 gone.cancel()
                 if waiting.done():
@@ -244,7 +244,10 @@ class Client:
                 if how:  # it asks the other proxy whether that has stored its own part
                     await asyncio.wait({running})
                     await engine.delivery_stored(turn_id)
-                await via.note_arrival(turn_id, arrived=not how)
+                if how and asked.call is not None:  # its turn runs, and the client does not know it
+                    await via.note_lost(world.agent_key, engine.instance_id, turn_id, asked.fingerprint)
+                else:
+                    await via.note_arrival(turn_id, arrived=not how)
             return None if how else turn_id
         assert ends is not None
         sent.cancel()
@@ -258,6 +261,11 @@ class Client:
             await via.note_lost(world.agent_key, engine.instance_id, None, asked.fingerprint)
             self.failed.append("interrupted")
         return None
+
+
+async def _given(answer: Answer) -> Turn:
+    """What the client is given: of a background turn, its id."""
+    return answer.accepted if answer.accepted.in_background else await answer.turn()
 
 
 class Stored(NamedTuple):

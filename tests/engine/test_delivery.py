@@ -72,6 +72,18 @@ async def test_nothing_is_run_for_a_client_that_left_before_its_request_was_acce
     assert [words(seen) for seen in backend.seen] == [["one"], ["one", "two"]]
 
 
+async def test_a_background_turn_whose_client_left_while_it_was_accepted_is_not_run(settings: Settings) -> None:
+    """It would run on, though the client may have said the same to another proxy that did not know of it yet."""
+    looks = iter([False, True])
+    async with core(settings) as (engine, backend):
+        answer = await engine.submit(request("one", call={"background": True}), lambda: next(looks))
+        with pytest.raises(TurnCancelled):
+            await answer.turn()
+        answer.leave()
+        await ask(engine, "two")
+    assert [words(seen) for seen in backend.seen] == [["two"]]
+
+
 async def test_who_comes_back_while_the_turn_is_ended_for_want_of_a_client_has_it_run_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

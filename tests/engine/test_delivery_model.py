@@ -63,6 +63,8 @@ def scenario(*clients: Sequence[Place], two: int | None = 0, silent: int | None 
     return actors
 
 
+IN_BACKGROUND = {"background": True}
+
 SCENARIOS: dict[str, Callable[[World], Actors]] = {
     "it leaves, and comes back elsewhere": scenario([0, 1]),
     "its line is lost, and it comes back at a third proxy": scenario([(0, 1), 2]),
@@ -74,6 +76,9 @@ SCENARIOS: dict[str, Callable[[World], Actors]] = {
     "the proxy that runs it is silent": scenario([0, 1], two=1, silent=0),
     "the proxy that runs it for another one is silent": scenario([(0, 1), 2], two=2, silent=0),
     "the proxy that forwarded it is silent": scenario([(0, 1), 2], silent=1),
+    "it leaves a background request, and comes back elsewhere": scenario([0, 1], call=IN_BACKGROUND),
+    "the line of its background request is lost": scenario([(0, 1), 2], call=IN_BACKGROUND),
+    "two wait for one background turn": scenario([(0, 1), 0], [(0, 2), 1], idempotency_key="k", call=IN_BACKGROUND),
     "it has the answer, and says the same again": lambda world: [("client 0", twice(world.client("client 0")))],
 }
 
