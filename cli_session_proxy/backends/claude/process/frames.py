@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -21,6 +22,9 @@ MOST_OF_A_TURN = 4 * MAX_LINE
 # Bytes that are counted for each line and each value beyond their own size, because parsed objects need more memory:
 # 77 MB of `{"a":0}` took 2 GB.
 A_LINE, A_VALUE, FEW_VALUES = 256, 128, 64
+# A character that is written as `\u…` and is not in Latin-1: a text with one takes up to four bytes for each character.
+# Four frames of 55 MB with an emoji each took 1.2 GB.
+WIDE = re.compile(rb"\\u(?!00)[0-9a-fA-F]{4}")
 
 
 # --- input
@@ -305,9 +309,13 @@ class Output(asyncio.Protocol):
             printed = self._lines.popleft()
             if limits.most_values(printed) > FEW_VALUES:
                 self._said += A_VALUE * max(0, limits.values_in(printed) - FEW_VALUES)
+            if WIDE.search(printed):
+                self._said += 3 * len(printed)
+            elif not printed.isascii():
+                self._said += max(0, sys.getsizeof(printed.decode(errors="replace")) - len(printed))
+            if self._said > MOST_OF_A_TURN and self.failure is None:
                 self._check_count()
-                if self.failure is not None:
-                    break
+                break
             try:
                 frame = parse(printed)
             except UnreadableOutput as exc:

@@ -660,6 +660,7 @@ class ClaudeProcess:
                 await self._child.close()
             finally:
                 await self._output.close()
+                self._reader, self.told = None, []  # large, and this object may be kept until a collection
         if not self._child.gone:
             unseen = self._child.unseen
             what = "cannot be killed" if unseen is None else f"cannot be seen to be dead ({unseen})"

@@ -279,6 +279,8 @@ async def test_what_it_is_answered_counts_as_well(fake: Fake, start: Start, monk
     async with asyncio.timeout(60):
         with pytest.raises(ProcessDied, match="in one turn"):
             await ask(process, "x")
+    await process.close()
+    assert process._reader is None  # it has what was heard, and the process may be kept with the error
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
