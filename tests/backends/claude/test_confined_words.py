@@ -41,9 +41,13 @@ async def say(engine: Engine, said: str | Message, **more: Any) -> str:
 
 
 def transcript_of(shells: Shells) -> Path:
-    assert shells.settings.claude_config_dir is not None
-    [path] = shells.settings.claude_config_dir.glob("projects/*-confined/*.jsonl")
+    [path] = transcripts(shells)
     return path
+
+
+def transcripts(shells: Shells) -> list[Path]:
+    assert shells.settings.claude_config_dir is not None
+    return [*shells.settings.claude_config_dir.glob("projects/*-confined/*.jsonl")]
 
 
 def lines(records: list[Record]) -> str:
@@ -201,6 +205,7 @@ async def test_a_result_of_the_client_stays_what_it_sent(shells: Shells, beside:
         shells.upstream.when("sunny", gate)
         asking = asyncio.create_task(say(engine, results(result(call, "sunny in Rome")), tools=(WEATHER,)))
         await gate.reached.wait()
+        await until(lambda: bool(transcripts(shells)))  # the CLI may be late with the first one
         path = transcript_of(shells)
         await until(lambda: "sunny in Rome" in path.read_text())
         written = path.read_text()
@@ -349,6 +354,7 @@ async def test_what_a_program_hides_while_a_turn_runs_is_not_forgotten(shells: S
     async with running(shells.settings) as engine:
         asking = asyncio.create_task(say(engine, "where"))
         await gate.reached.wait()
+        await until(lambda: bool(transcripts(shells)))  # the CLI may be late with the first one
         path = transcript_of(shells)
         await until(lambda: path.read_text().count("sunny in Rome") > 1)
         records = [json.loads(line) for line in path.read_text().splitlines()]
