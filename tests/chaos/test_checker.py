@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends import summarising
 from cli_session_proxy.backends.claude.sessions import summaries
+from cli_session_proxy.backends.claude.sessions.composing import CLOSING
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
@@ -46,7 +47,7 @@ from .journal import (
 )  # fmt: skip
 from .model import TOOL
 from .pictures import split, with_picture
-from .reading import GO_ON, KEPT_PICTURE, REMINDER, SUMMED_UP, arguments, exchanges
+from .reading import GO_ON, KEPT_PICTURE, REMINDER, SUMMED_UP, arguments, exchanges, without_closing
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
@@ -773,3 +774,18 @@ def test_any_planted_fault_in_any_history_is_found_and_none_in_an_honest_one(see
         asked = results(*waiting, turn=number) if waiting else None
         tale.turn(number, agent=agent, outcome=outcome, calls=calls, asked=asked, shown=shown)
     assert bool(tale.faults()) == (plant is not None)
+
+
+def test_calls_that_were_left_open_are_told_without_the_answer_that_the_proxy_wrote_behind_them() -> None:
+    """The CLI shows that answer in the request for a summary alone."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": arguments("call-1-0")}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": NOT_ANSWERED}
+    told: list[JSON] = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": [{"type": "text", "text": CLOSING}]},
+        {"role": "user", "content": "two"},
+    ]
+    _, last = exchanges(without_closing(told))
+    assert (last.asked, last.left_open) == ("two", ("call-1-0",))
