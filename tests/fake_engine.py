@@ -49,8 +49,8 @@ class FakeAnswer:
 
     wait = None
 
-    async def turn(self, *, patience: float | None = None) -> Turn:
-        await self.engine.wait()
+    @property
+    def accepted(self) -> Turn:
         thinking = "".join(self.engine.thinking)
         blocks: list[dict[str, Any]] = [{"type": "thinking", "thinking": thinking}] if thinking else []
         return Turn(
@@ -59,6 +59,10 @@ class FakeAnswer:
             output=(*blocks, {"type": "text", "text": "".join(self.engine.deltas)}), stop_reason="end_turn",
             usage=Usage(2, 5, cache_read_tokens=30, cache_write_tokens=400, thinking_tokens=1), cost_usd=0.25,
         )  # fmt: skip
+
+    async def turn(self, *, patience: float | None = None) -> Turn:
+        await self.engine.wait()
+        return self.accepted
 
     async def events(self) -> AsyncGenerator[TurnEvent, None]:
         yield Started(self.agent_id, self.turn_id, "s-1", "warm")
