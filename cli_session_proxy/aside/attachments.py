@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import io
 import logging
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Fitted:
 
 def fitted_image(data: str) -> Fitted | None:
     """An image in base64 that the model accepts; None where `data` already is one. Raises `UnreadableImage`."""
-    from PIL import Image  # noqa: PLC0415 - 10 MB that only the helper process needs
+    from PIL import Image, ImageOps  # noqa: PLC0415 - 10 MB that only the helper process needs
 
     Image.MAX_IMAGE_PIXELS = None  # checked below, before decoding
     try:
@@ -63,6 +64,8 @@ def fitted_image(data: str) -> Fitted | None:
             if max(was) <= MAX_SIDE and len(data) <= MAX_BASE64:
                 return None
             image.thumbnail((FIT_SIDE, FIT_SIDE))
+            with contextlib.suppress(OSError, SyntaxError, ValueError):  # damaged EXIF data: it is left as it is
+                ImageOps.exif_transpose(image, in_place=True)  # what is saved does not say how it is to be turned
             if file_format != "JPEG":  # try lossless first
                 out = _saved(image.convert("RGBA"), "PNG")
                 if len(out) <= FIT_BASE64:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import struct
 import zlib
 from pathlib import Path
 
 import pytest
+from PIL import ExifTags, Image
 
 from cli_session_proxy.aside.attachments import (
     FIT_BASE64,
@@ -55,6 +57,19 @@ def test_what_is_too_wide_is_made_smaller_and_the_rest_is_left_as_it_is(kind: st
     assert found is not None
     assert (found.was, found.now[0]) == ((4000, 1000), FIT_SIDE)
     assert fitted_image(found.data) is None
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_photo_that_is_made_smaller_stays_upright(damaged: bool) -> None:
+    """A camera that was turned says so in the EXIF data, which a smaller image does not have."""
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6  # a quarter turn
+    exif = turned.tobytes()
+    photo = io.BytesIO()
+    Image.new("RGB", (4000, 1000)).save(photo, "JPEG", exif=exif[:6] + b"?" + exif[7:] if damaged else exif)
+    found = fitted_image(base64.b64encode(photo.getvalue()).decode())
+    assert found is not None
+    assert (found.now[0] < found.now[1]) is not damaged
 
 
 def test_what_is_too_many_bytes_is_made_smaller() -> None:

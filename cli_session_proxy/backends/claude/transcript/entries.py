@@ -582,7 +582,7 @@ def total_cost(path: Path) -> float:
     line = b"{}"
     try:
         with opened(path) as file:
-            fd, start, piece = file.fileno(), os.fstat(file.fileno()).st_size, b""
+            fd, start, piece = file.fileno(), min(os.fstat(file.fileno()).st_size, MAX_BYTES), b""
             while start > 0:
                 size = min(CHUNK, start)
                 start -= size
