@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -39,7 +40,9 @@ class KeptTurns:
         if turn is None or agent is None or agent.owner != owner or hidden:
             raise self._unknown(given)
         if turn.in_background and turn.delivery != "delivered":
-            self._engine.note(turn.id, partial(self._engine.note_arrival, turn.id, arrived=True))
+            noting = self._engine.note(turn.id, partial(self._engine.note_arrival, turn.id, arrived=True))
+            # Its client may say the same again at once, which is a new turn. With a store that is away it takes longer.
+            await asyncio.wait([noting], timeout=self._engine.settings.lease)
         return turn
 
     async def headers_of(self, turn: Turn) -> dict[str, str]:

@@ -168,7 +168,6 @@ async def test_a_background_stream_that_broke_is_answered_once_its_response_was_
         first = await read(whole=False)
         await until(is_uncertain)
         assert await read(whole=False) == first
-        await until(is_uncertain)
         assert (await one.http.get(f"/v1/responses/{first}")).json()["status"] == "in_progress"
         one.model.open.set()
         assert await read(whole=True) != first
