@@ -55,8 +55,9 @@ async def events(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 @WAYS
 @pytest.mark.sample(1)
 async def test_a_background_response_is_read_and_followed_elsewhere(
-    postgres_url: str, tmp_path: Path, each: Each
+    postgres_url: str, tmp_path: Path, each: Each, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
     async with cluster(postgres_url, tmp_path, each=each) as (one, two):
         name = await begun(one)
         assert (await two.http.get(f"/v1/responses/{name}")).json()["status"] == "in_progress"
