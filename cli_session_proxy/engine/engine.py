@@ -761,7 +761,7 @@ class Engine:
         return self._deliveries.write(key, note)
 
     async def note_arrival(self, turn_id: str, *, arrived: bool) -> None:
-        """Store whether an answer reached a client that asked here, if another proxy gave it to this one.
+        """Store whether an answer reached a client that asked here.
 
         That it did not arrive counts only while no other client may have it. Raises `StoreUnavailable`.
         """
@@ -965,7 +965,7 @@ class Engine:
 
     async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
         """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown. Raises
-        `Elsewhere` for a request if its files are on another host.
+        `Elsewhere` for a request if its files are on another host, and `Interrupted` if a forwarded one comes too late.
 
         With an `expiry`, delete only if it still applies when the chain is removed: a client may have used the agent
         since it was chosen. A running turn is not cancelled: if the agent stays, its files are written again from the
@@ -977,6 +977,7 @@ class Engine:
         if expiry is None:
             if self.passing is not None:
                 await self.passing.to_files(agent)
+            await _check_awaited()
             running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
             for live in running:
                 live.cancel("deletion")
@@ -986,6 +987,8 @@ class Engine:
             if tasks := [live.task for live in running if live.task is not None]:
                 await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
+            if await self.store.agent_by_key(agent.key) is None:  # deleted meanwhile: the files may be the next one's
+                return False
             if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
                 return False
             if expiry is not None and expiry.version is not None and await self._kept_outside(agent) is not None:

@@ -13,6 +13,7 @@ import pytest
 from cli_session_proxy.backends.base import Lost
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import (
+    Agent,
     Block,
     Link,
     Message,
@@ -238,3 +239,28 @@ async def test_what_a_crash_left_open_is_run_again_as_the_same_turn(settings: Se
         assert (kept.id, kept.output, kept.attempts) == (again.id, again.output, again.attempts)
         answer.leave()
     await engine.stop()
+
+
+async def test_an_agent_that_is_deleted_twice_at_once_leaves_the_next_one_its_files(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (engine, _):
+        await ask(engine, "one")
+        agent, named_by, looks = engine.store.agent, engine.store.named_by, [asyncio.Event(), asyncio.Event()]
+        removed: list[str] = []
+
+        async def looked(owner: str, agent_id: str) -> Agent | None:
+            found = await agent(owner, agent_id)
+            next(look for look in looks if not look.is_set()).set()
+            return found
+
+        async def held(key: int) -> list[str]:
+            await looks[1].wait()
+            return await named_by(key)
+
+        monkeypatch.setattr(engine.store, "agent", looked)
+        monkeypatch.setattr(engine.store, "named_by", held)
+        monkeypatch.setattr(engine._sandboxes, "remove", removed.append)
+        deleting = [asyncio.create_task(engine.delete("local", "a")) for _ in looks]
+        assert sorted(await asyncio.gather(*deleting)) == [False, True]
+        assert len(removed) == 1

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import httpx
 import pytest
@@ -30,7 +31,7 @@ from turnfault.provider.script import Big, HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ..matrix import half
-from ..talking import heard
+from ..talking import ask, heard
 from ..until import until
 from ..without_cli import proxied_without_cli
 from .conftest import Run
@@ -174,6 +175,29 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
             client.second.socket.close()
             assert heard(upstream) == ["one"]
             patch.undo()
+
+    run(talk())
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [("DELETE", "", ""), ("POST", "/rewind", '{"to": "-1"}')])
+def test_a_request_to_take_something_away_whose_client_has_left_takes_nothing_away(
+    method: str, path: str, body: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another proxy may have done it for the client, which has said more since."""
+    head = f"{method} /v1/chains/a{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/json\r\n" * bool(body)
+
+    async def talk() -> None:
+        async with proxied(tmp_path / "var") as (engine, _, port):
+            await ask(engine, "one")
+            log = Mock()
+            monkeypatch.setattr(gates, "log", log)
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(f"{head}\r\n{body}".encode())
+            await until(lambda: call("request") in [call(*told.args) for told in log.info.call_args_list])
+            agent = await engine.store.agent("local", "a")
+            assert agent is not None
+            assert agent.head is not None
 
     run(talk())
 

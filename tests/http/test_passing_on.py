@@ -1575,6 +1575,38 @@ async def test_an_agent_is_deleted_where_its_files_are(is_there: bool, postgres_
         assert sandbox.exists() is not is_there
 
 
+async def test_a_late_request_to_delete_an_agent_does_not_delete_the_next_one_of_its_name(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "ON_ITS_WAY", 0.0)
+    async with cluster(postgres_url, tmp_path, **TOOLS) as (one, two):
+        await one.chat("one")
+        delete, comes, goes_on = one.engine.delete, asyncio.Event(), asyncio.Event()
+        is_over = asyncio.Event()
+
+        async def late(*of: Any, **how: Any) -> bool:
+            monkeypatch.setattr(one.engine, "delete", delete)
+            comes.set()
+            await goes_on.wait()
+            try:
+                return await delete(*of, **how)
+            finally:
+                is_over.set()
+
+        monkeypatch.setattr(one.engine, "delete", late)
+        asking = asyncio.create_task(two.http.delete("/v1/chains/a"))
+        await comes.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert (await two.http.delete("/v1/chains/a")).status_code == 200
+        await one.chat("two")
+        goes_on.set()
+        async with asyncio.timeout(PATIENCE):
+            await is_over.wait()
+        await one.chat("three")
+        assert one.asked[-1] == ["two", "three"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.sample(1)
 async def test_a_turn_away_from_its_files_says_so(

@@ -395,7 +395,7 @@ class _ClaudeExecution:
         )
         self._ready.process.told = []
         try:
-            with self._backend.sessions.not_held_up(self._ready.process):
+            async with self._backend.sessions.end_of_turn(self._ready.process):
                 kept = await self._backend.sessions.capture(self._ready, job.turn, outcome)
         except events.ProcessDied as died:
             died.cli = self._ready.process.launch.capability.name
@@ -417,7 +417,7 @@ class _ClaudeExecution:
             self._backend._context_full.discard(self._job.turn.id)
         self._ready.process.told = []
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._reusable)
-        with self._backend.sessions.not_held_up(self._ready.process):
+        async with self._backend.sessions.end_of_turn(self._ready.process):
             await self._backend.sessions.spoil(self._ready, failed, owned=owned)
 
 

@@ -28,13 +28,13 @@ from cli_session_proxy.backends.claude.process import login as logins
 from cli_session_proxy.backends.claude.process.memory import size, weigh
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.errors import ClaudeUnavailable, ConfigError, SandboxError
+from cli_session_proxy.errors import ClaudeUnavailable, ConfigError, ProxyError, SandboxError
 from cli_session_proxy.http.keys import make_key
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
-from turnfault.provider.script import ToolUse
+from turnfault.provider.script import Fail, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings, required
@@ -270,6 +270,12 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
         await shells.run(engine, "second", "true")
         assert json.loads(login.read_text()) == json.loads(later)
         assert "NaN" not in login.read_text()
+        last = renewed(expiresAt=LOGIN["claudeAiOauth"]["expiresAt"] + 29_000_000)
+        shells.upstream.next(*[Fail(400)] * 4)
+        with pytest.raises(ProxyError, match="scripted failure"):
+            await shells.run(engine, "confined", f"echo '{last}' > {login}")
+        shells.upstream.heal()
+        assert json.loads(login.read_text()) == json.loads(last)
         await shells.run(engine, "confined", f"rm {login}; mkdir {login}")
         assert login.is_file()
         with pytest.raises(SandboxError, match="the login cannot be copied"):

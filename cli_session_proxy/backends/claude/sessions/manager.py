@@ -16,7 +16,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -541,11 +541,11 @@ class Sessions:
 
     # --- after the turn
 
-    @contextlib.contextmanager
-    def not_held_up(self, process: ClaudeProcess) -> Iterator[None]:
-        """Kill the agent's confined CLIs if the body takes longer than `idle_timeout`. Nothing else would end it: a
-        program of theirs can hold up whoever reads the transcript, for as long as it lives."""
-
+    @contextlib.asynccontextmanager
+    async def end_of_turn(self, process: ClaudeProcess) -> AsyncIterator[None]:
+        """Copy the login back after the body, if a confined CLI has renewed it. Kill the agent's confined CLIs if that
+        takes longer than `idle_timeout`. Nothing else would end it: a program of theirs can hold up whoever reads what
+        it can write, for as long as it lives."""
         if not process.launch.confined:
             yield
             return
@@ -559,6 +559,7 @@ class Sessions:
         timer = asyncio.get_running_loop().call_later(self._settings.idle_timeout, kill)
         try:
             yield
+            await self._logins.take_back(self._private(process.cwd.name, process.launch.profile))
         finally:
             timer.cancel()
 
@@ -608,8 +609,6 @@ class Sessions:
             if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        if ready.process.launch.confined:
-            await self._logins.take_back(self._private(ready.process.cwd.name, ready.process.launch.profile))
         if ready.process.launch.confined or files.has_beside(path):
             kept = self._stored_beside.get(before.agent_key, 0)
             stored = await in_thread_at(Path(path).parent, files.gather, Path(path), since, kept)
