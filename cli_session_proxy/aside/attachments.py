@@ -64,7 +64,7 @@ def fitted_image(data: str) -> Fitted | None:
             if max(was) <= MAX_SIDE and len(data) <= MAX_BASE64:
                 return None
             image.thumbnail((FIT_SIDE, FIT_SIDE))
-            with contextlib.suppress(OSError, SyntaxError, ValueError):  # damaged EXIF data: it is left as it is
+            with contextlib.suppress(Exception):  # whatever Pillow raises for damaged EXIF data: it is left as it is
                 ImageOps.exif_transpose(image, in_place=True)  # what is saved does not say how it is to be turned
             if file_format != "JPEG":  # try lossless first
                 out = _saved(image.convert("RGBA"), "PNG")
