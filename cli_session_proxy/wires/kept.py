@@ -28,6 +28,7 @@ class KeptTurns:
         self._engine = engine
         self._turn_id_of = turn_id_of
         self._unknown = unknown
+        self._noting: dict[str, asyncio.Task[None]] = {}  # by turn, that a client has asked for it by its id
 
     async def turn(self, owner: str, given: str, *, stored: bool = True) -> Turn:
         """The turn, which counts as delivered from now on if it runs in the background: this client has its id. Raises
@@ -40,7 +41,10 @@ class KeptTurns:
         if turn is None or agent is None or agent.owner != owner or hidden:
             raise self._unknown(given)
         if turn.in_background and turn.delivery != "delivered":
-            noting = self._engine.note(turn.id, partial(self._engine.note_arrival, turn.id, arrived=True))
+            if (noting := self._noting.get(turn.id)) is None:
+                noting = self._engine.note(turn.id, partial(self._engine.note_arrival, turn.id, arrived=True))
+                self._noting[turn.id] = noting
+                noting.add_done_callback(partial(self._noting.pop, turn.id))
             # Its client may say the same again at once, which is a new turn. With a store that is away it takes longer.
             await asyncio.wait([noting], timeout=self._engine.settings.lease)
         return turn
