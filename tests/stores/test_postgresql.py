@@ -373,6 +373,17 @@ async def test_a_database_of_another_program_is_left_alone(postgres_url: str) ->
 
 
 async def test_an_import_whose_program_died_is_cleared_and_one_under_way_is_not(postgres_url: str) -> None:
+    """The server releases a claim a moment after its connection is closed."""
+
+    def claims() -> int:
+        of_here = (
+            "locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        with psycopg.connect(postgres_url) as conn:
+            row = conn.execute(f"SELECT count(*) FROM pg_locks WHERE {of_here}").fetchone()
+        assert row is not None
+        return int(row[0])
+
     async with (
         opened(lambda: PostgresqlStore(postgres_url)) as store,
         opened(lambda: PostgresqlStore(postgres_url)) as other,
@@ -386,10 +397,12 @@ async def test_an_import_whose_program_died_is_cleared_and_one_under_way_is_not(
         for name in ("held", "gone"):
             await store.ensure_agent(COMING, name, f"{COMING}-{name}", named=True, now=1.0)
         release_gone()
+        await until(lambda: claims() == 1)
         async with opened(lambda: PostgresqlStore(postgres_url)):
             assert await store.agent(COMING, "held") is not None
             assert await store.agent(COMING, "gone") is None
         release_held()
+        await until(lambda: claims() == 0)
         release_again = other.database.claim("held")
         assert release_again is not None
         release_again()
