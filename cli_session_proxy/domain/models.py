@@ -327,7 +327,7 @@ class Turn(Recorded):
 
     @property
     def in_background(self) -> bool:
-        """Whether it runs to its end without a client, who asks for it by its id."""
+        """Whether it runs to its end without a client. The client asks for its answer by its id."""
         return bool((self.call or {}).get("background"))
 
     @property

@@ -1,5 +1,5 @@
-"""Validates answers and arguments by the client's JSON Schemas, and fits its images to the model's limits. A hostile
-schema or image can take for ever: helper processes do this, which can be killed."""
+"""Validates answers and arguments by the client's JSON Schemas, and fits its images to the model's limits. This runs in
+helper processes, which can be killed: a hostile schema or image can take for ever."""
 
 from __future__ import annotations
 

@@ -116,11 +116,11 @@ END_ELSEWHERE = 10.0
 
 
 async def _check_awaited() -> None:
-    """Raises `Interrupted` if another proxy forwarded this request, and its client has left or was told to send it
-    again: it may have its answer from elsewhere."""
+    """Raises `Interrupted` if another proxy forwarded this request, and does not wait for it any more: its client may
+    have sent it again, and have its answer from elsewhere."""
     is_awaited = AWAITED.get()
     if is_awaited is not None and not await is_awaited():
-        raise Interrupted("nobody waits for this request any more: nothing was run", retry_after=0.0)
+        raise Interrupted("nobody waits for this request any more: nothing was done", retry_after=0.0)
 
 
 class AtAcceptance(NamedTuple):
@@ -466,7 +466,7 @@ class Engine:
                     raise
                 answer = self._launch(turn, agent, place, request, AtAcceptance(state, unused))
                 if turn.in_background and has_left is not None and has_left():
-                    self._live[turn.id].cancel("left")  # else it would run on, and nobody knows its id
+                    self._live[turn.id].cancel("left")  # it would run to its end, and nobody knows its id
                 return answer
 
     def _admit(self, request: TurnRequest) -> None:

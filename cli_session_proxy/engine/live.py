@@ -203,7 +203,7 @@ class LiveTurn:
         self._end_event = asyncio.Event()
         self._end_or_wait_event = asyncio.Event()
         self._answers: set[Answer] = set()  # its clients
-        self._handed_early: list[Answer] = []  # those of a background turn that other proxies may have given its id
+        self._handed_early: list[Answer] = []  # of a background turn: other proxies have its id for them
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self.passed_to = ""  # the proxy that has the answer for its client
         self.may_have_arrived = False  # a client that asked for it before may have it
@@ -414,7 +414,7 @@ class LiveTurn:
 
     def _detach(self, answer: Answer, *, acknowledged: bool) -> None:
         if acknowledged and answer.via is not None and not self.done:
-            self._handed_early.append(answer)  # an answer is handed on when there is one
+            self._handed_early.append(answer)  # it counts when the turn has ended
             return
         self._answers.discard(answer)
         if acknowledged and not self._arrived:

@@ -29,7 +29,7 @@ Origin = Literal["from_client", "forwarded", "websocket", "local_only"]
 ORIGIN: ContextVar[Origin] = ContextVar("origin", default="local_only")
 # The instance of the proxy that forwarded a request here, "" if it does not say; None: no proxy did.
 VIA: ContextVar[str | None] = ContextVar("via", default=None)
-# Asks that proxy whether it still waits for the answer, if it has not said so for a moment (see `http.relay`).
+# Whether that proxy still waits for the answer. It is asked if it has not said so for a second (see `http.relay`).
 AWAITED: ContextVar[Callable[[], Awaitable[bool]] | None] = ContextVar("awaited", default=None)
 
 

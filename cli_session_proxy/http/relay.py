@@ -203,8 +203,8 @@ class Relay:
         return any(hop.nonce == nonce and not hop.is_lost() for hop in self._hops)
 
     def _is_awaited(self, via: str, headers: Mapping[str, str]) -> Callable[[], Awaitable[bool]]:
-        """See `AWAITED`. A request may come late (a line carried nothing for a while, or this proxy was paused), and
-        what is between two proxies does not always close a connection whose client has left."""
+        """See `AWAITED`. A request comes late if its line carried nothing for a while, or if this proxy was paused. If
+        its client has left by then, a load balancer between the two proxies may keep the connection open."""
         known_at, clock = sent_at(headers), steady_clock()
         question = f"{GREETING}?{AWAITING}={nonce_of(headers)}"
 

@@ -263,7 +263,7 @@ class Routes:
 
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)
-        _check_there(request)
+        _check_client_is_there(request)
         if not await self._engine.delete(owner_of(request), agent_id):
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists all", param="agent_id")
         return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
@@ -272,7 +272,7 @@ class Routes:
         """Move the head back along its path, to a turn or by `-N`: the tree stays, the next turn branches there."""
         body = parse_body(await read_body(request, REWIND_LIMIT))
         to = required(body, "to", str, expected="a turn's id or -N")
-        _check_there(request)
+        _check_client_is_there(request)
         rewound = await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)
         _note(request, was=rewound.was, head=rewound.head)
         return rewound.as_json()
@@ -349,7 +349,7 @@ def _note(request: Request, **detail: object) -> None:
         audit.detail.update(detail)
 
 
-def _check_there(request: Request) -> None:
+def _check_client_is_there(request: Request) -> None:
     """Raises `Interrupted` if the client has left: another proxy may have done it since, and have new turns."""
     if has_left(request.scope, request.receive):
         raise Interrupted("the client left before this was done: nothing was changed", retry_after=0.0)

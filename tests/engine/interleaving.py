@@ -244,7 +244,7 @@ class Client:
                 if how:  # it asks the other proxy whether that has stored its own part
                     await asyncio.wait({running})
                     await engine.delivery_stored(turn_id)
-                if how and asked.call is not None:  # its turn runs, and the client does not know it
+                if how and asked.call is not None:  # a background turn: it runs on, and the client has no id
                     await via.note_lost(world.agent_key, engine.instance_id, turn_id, asked.fingerprint)
                 else:
                     await via.note_arrival(turn_id, arrived=not how)

@@ -290,7 +290,7 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
     row = LOCK_TURN.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
-    # Its clients were at the other proxy. If they retry, they get this turn, but for one that has its id.
+    # Its clients were at the other proxy. One that retries gets this turn, unless it has its answer or its id.
     changes = {"instance": instance, "delivery": "delivered" if row.delivery == "delivered" else "uncertain"}
     (turn,) = rows.loaded_turns(conn, [row], **changes)
     forget_cancel(conn, turn_id)  # it was for the turn's last proxy

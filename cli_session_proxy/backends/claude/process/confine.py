@@ -122,8 +122,8 @@ async def why_unavailable() -> str | None:
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program. The code is None after a timeout, -1 if it could not start.
-    Raises `NoneFree`."""
+    """Exit code, stdout and stderr of a short program. The code is None after a timeout, and -1 if the program did not
+    start. Raises `NoneFree`."""
     try:
         descriptors.check()
         child = await asyncio.create_subprocess_exec(

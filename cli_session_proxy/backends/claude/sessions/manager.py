@@ -543,9 +543,9 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def end_of_turn(self, process: ClaudeProcess) -> AsyncIterator[None]:
-        """Copy the login back after the body, if a confined CLI has renewed it. Kill the agent's confined CLIs if that
-        takes longer than `idle_timeout`. Nothing else would end it: a program of theirs can hold up whoever reads what
-        it can write, for as long as it lives."""
+        """Run the body, then copy the login back if a confined CLI has renewed it. If this takes longer than
+        `idle_timeout`, kill the agent's confined CLIs: their programs can hold up a read of their files while they
+        live."""
         if not process.launch.confined:
             yield
             return
