@@ -18,7 +18,7 @@ from ..engine.committing import CommitOrder
 from ..engine.engine import Engine
 from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
-from ..errors import Interrupted, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
+from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import feed, shown
 from ..export.formats import FORMATS
 from ..export.lists import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
@@ -29,8 +29,8 @@ from ..wires.asgi import (
     JSONAnswer,
     RouteDoc,
     add,
+    check_client_is_there,
     error_body,
-    has_left,
     is_on,
     methods_of,
     owner_of,
@@ -263,7 +263,7 @@ class Routes:
 
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)
-        _check_client_is_there(request)
+        check_client_is_there(request)
         if not await self._engine.delete(owner_of(request), agent_id):
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists all", param="agent_id")
         return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
@@ -272,7 +272,7 @@ class Routes:
         """Move the head back along its path, to a turn or by `-N`: the tree stays, the next turn branches there."""
         body = parse_body(await read_body(request, REWIND_LIMIT))
         to = required(body, "to", str, expected="a turn's id or -N")
-        _check_client_is_there(request)
+        check_client_is_there(request)
         rewound = await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)
         _note(request, was=rewound.was, head=rewound.head)
         return rewound.as_json()
@@ -283,6 +283,7 @@ class Routes:
         turn = body.get("turn")
         if turn is not None and not isinstance(turn, str):
             raise InvalidRequest("turn must be a turn's id", param="turn")
+        check_client_is_there(request)
         agent_id = _agent_in_path(request, STOP)
         ended = await self._engine.cancel(owner_of(request), agent_id, turn)
         return {"object": "chain.cancelled", "agent_id": agent_id, "cancelled": ended}
@@ -337,6 +338,7 @@ class Routes:
     async def commit(self, request: Request) -> JSON:
         """Write the agent's attempt into the repository of its profile. A request cannot choose another one."""
         order = CommitOrder.read(parse_body(await read_body(request, COMMIT_LIMIT)))
+        check_client_is_there(request)
         return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), order)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
@@ -347,12 +349,6 @@ def _note(request: Request, **detail: object) -> None:
     """Add to the request's line of the audit: our ids and outcomes, never content."""
     if (audit := request.scope["state"].get("audit")) is not None:
         audit.detail.update(detail)
-
-
-def _check_client_is_there(request: Request) -> None:
-    """Raises `Interrupted` if the client has left: another proxy may have done it since, and have new turns."""
-    if has_left(request.scope, request.receive):
-        raise Interrupted("the client left before this was done: nothing was changed", retry_after=0.0)
 
 
 def _models_of(request: Request) -> Models:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import logs
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
-from ..errors import InvalidRequest, ProxyError, RequestTooLarge
+from ..errors import Interrupted, InvalidRequest, ProxyError, RequestTooLarge
 from .base import ANY, AddressClaim, RequestAddress, Wire
 from .common import Naming, compact, naming, read_bytes, retry_headers
 
@@ -96,6 +96,12 @@ def has_left(scope: Scope, receive: Receive) -> bool:
         return bool(connection["is_closed"]())
     message = at_once(receive)
     return message is not None and message["type"] == "http.disconnect"
+
+
+def check_client_is_there(request: Request) -> None:
+    """Raises `Interrupted` if the client has left: another proxy may have done it since, and have new turns."""
+    if has_left(request.scope, request.receive):
+        raise Interrupted("the client left before this was done: nothing was changed", retry_after=0.0)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

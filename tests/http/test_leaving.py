@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import AsyncMock, Mock, call
 
 import httpx
 import pytest
@@ -179,12 +179,22 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
     run(talk())
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [("DELETE", "", ""), ("POST", "/rewind", '{"to": "-1"}')])
-def test_a_request_to_take_something_away_whose_client_has_left_takes_nothing_away(
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", "chains/a", ""),
+        ("POST", "chains/a/rewind", '{"to": "-1"}'),
+        ("POST", "chains/a/cancel", "{}"),
+        ("POST", "chains/a/commit", "{}"),
+        ("DELETE", "conversations/conv_x61", ""),  # the same agent
+        ("POST", "conversations/conv_x61/items", '{"items": [{"type": "message", "role": "user", "content": "two"}]}'),
+    ],
+)
+def test_a_request_to_change_a_chain_whose_client_has_left_changes_nothing(
     method: str, path: str, body: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another proxy may have done it for the client, which has said more since."""
-    head = f"{method} /v1/chains/a{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    head = f"{method} /v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n" * bool(body)
 
     async def talk() -> None:
@@ -192,12 +202,17 @@ def test_a_request_to_take_something_away_whose_client_has_left_takes_nothing_aw
             await ask(engine, "one")
             log = Mock()
             monkeypatch.setattr(gates, "log", log)
+            changed = AsyncMock()
+            for name in ("cancel", "commit"):
+                monkeypatch.setattr(engine, name, changed)
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(f"{head}\r\n{body}".encode())
             await until(lambda: call("request") in [call(*told.args) for told in log.info.call_args_list])
             agent = await engine.store.agent("local", "a")
             assert agent is not None
             assert agent.head is not None
+            assert await engine.store.items(agent.key) == []
+            assert changed.mock_calls == []
 
     run(talk())
 

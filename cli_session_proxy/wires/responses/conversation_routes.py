@@ -14,7 +14,7 @@ from ...domain.models import JSON
 from ...errors import NotFound
 from ...settings import Settings
 from ..answers import ignored_header
-from ..asgi import JSONAnswer, RouteDoc, add, named, read_call
+from ..asgi import JSONAnswer, RouteDoc, add, check_client_is_there, named, read_call
 from ..common import compact
 from ..schemas import COUNT, TEXT, body, message
 from . import conversations
@@ -60,6 +60,7 @@ class ConversationsRoutes:
         return JSONAnswer(annotated, headers=headers)
 
     async def delete(self, request: Request, conversation_id: str) -> JSON:
+        check_client_is_there(request)
         await self._dialogues.delete(named(request).owner, conversation_id)
         return conversations.deleted(conversation_id)
 
@@ -92,6 +93,7 @@ class ConversationsRoutes:
         parsed, unread = await read_call(
             request, self._settings.max_body, partial(conversations.read_with_ignored, read=read)
         )
+        check_client_is_there(request)
         return parsed, ignored_header(unread)
 
 
