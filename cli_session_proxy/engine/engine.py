@@ -239,6 +239,8 @@ class Engine:
             probe = var / f".write-{os.getpid()}"
             probe.touch()
             probe.unlink()
+            if self.passing is not None:
+                self.passing.enter()
         except OSError as exc:
             raise not_writable(exc) from exc
         await self.store.open()  # first: a migration is refused while proxies are alive, this one included

@@ -8,8 +8,10 @@ comes once more and runs here. This is only routing: the lease decides who write
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Literal
 
 from .. import logs, redact
@@ -49,7 +51,7 @@ class Elsewhere(Exception):
 
 
 class Passing:
-    """One per engine. `home`: this host, if other proxies can reach it."""
+    """One per engine. `home`: this host, if other proxies can reach it; see `enter`."""
 
     def __init__(self, settings: Settings, secret: str, store: Store, registry: Registry, ownership: Ownership) -> None:
         redact.know([secret])
@@ -57,13 +59,19 @@ class Passing:
         self._store = store
         self._registry = registry
         self._ownership = ownership
-        self._here = here = ownership.proxy
+        self._here = ownership.proxy
         # Asks the proxy at an address to store which clients have left this turn, and to ask others (see
         # `Engine.settled`); False without an answer. The server sets it.
         self.settle: Callable[[str, str, bool], Awaitable[bool]] | None = None
-        # Files stay in their `var`, so it is part of the host's name. The address also counts: a container's name
-        # changes.
-        self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)
+        self.home: Home | None = None
+
+    def enter(self) -> None:
+        """Set `home`. Called when `var` exists. Raises OSError."""
+        if self._here.address is not None:
+            # Files stay in their `var`, and two hosts may have equal names and paths. The address also counts: a
+            # container's name changes.
+            name = f"{socket.gethostname()}:{self._settings.var}:{_id_of(self._settings.var)}"
+            self.home = Home(name, self._here.address)
 
     async def to_agent(self, agent: Agent, profile: str | None) -> None:
         """Raises `Elsewhere` if another proxy should run a turn of this agent; also `SessionBusy` and
@@ -127,3 +135,13 @@ class Passing:
         """Tell the registry that this proxy used the agent just now, if other proxies can reach it."""
         if self._here.address is not None:
             await self._registry.note(agent, self._here, session_id, lease.epoch)
+
+
+def _id_of(var: Path) -> str:
+    """The id of this directory, which its first proxy writes there."""
+    path = var / "id"
+    if not path.exists():
+        new = var / f".{uuid.uuid4().hex}.id"
+        new.write_text(uuid.uuid4().hex)
+        new.rename(path)
+    return path.read_text()

@@ -70,7 +70,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The host that has an agent's files. `host`: its name and the path of its `var` directory. `address`: where a
+    """The host that has an agent's files. `host`: its name, and path and id of its `var` directory. `address`: where a
     proxy on that host is reached."""
 
     host: str

@@ -38,7 +38,7 @@ from cli_session_proxy.wires import answers
 from ..matrix import half
 from ..stores.test_registry import certify
 from ..until import until
-from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line, lose_the_next_commit
+from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line, lose_the_next_commit, up
 from .test_leaving import Case, Client, Connection, when_it_is_committed, while_it_runs
 from .test_metrics import samples
 
@@ -1558,6 +1558,21 @@ async def test_an_agent_with_tools_keeps_to_the_host_that_has_its_files(postgres
         assert said(await two.chat("two")) == "You said: two (2)"
         assert [path[-1] for path in one.asked] == ["one", "two"]
         assert two.asked == []
+
+
+async def test_hosts_of_one_name_and_one_path_are_two_and_proxies_on_one_var_are_one(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Each took the other's files for its own: a turn ran without them, and said nothing."""
+
+    def name(host: Host) -> str:
+        assert host.engine.passing is not None
+        assert host.engine.passing.home is not None
+        return host.engine.passing.home.host.replace(str(host.settings.var), "/var/lib/proxy")
+
+    beside = Host(postgres_url, tmp_path / "host0")
+    async with cluster(postgres_url, tmp_path) as (one, two), up(beside):
+        assert name(one) == name(beside) != name(two)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
