@@ -66,7 +66,8 @@ class ConversationsRoutes:
 
     async def add_items(self, request: Request, conversation_id: str) -> Response:
         new, headers = await self._read(request, partial(conversations.read_items, new_id=new_id))
-        added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
+        by = named(request)
+        added = await self._dialogues.add_items(by.owner, conversation_id, new, is_retry=by.is_retry)
         return JSONAnswer(responses_items.listed(added), headers=headers)
 
     async def items(self, request: Request, conversation_id: str) -> Response:

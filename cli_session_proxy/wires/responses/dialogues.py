@@ -196,9 +196,14 @@ class Dialogues:
                 del turn
             yield item if turn_id is None else loaded[item["id"]]
 
-    async def add_items(self, owner: str, given: str, new: Sequence[Item]) -> list[JSON]:
+    async def add_items(self, owner: str, given: str, new: Sequence[Item], *, is_retry: bool) -> list[JSON]:
+        """The items as they were added. Those of a retry may have been added by the first attempt."""
         agent = await self._conversation_agent(owner, given)
-        await self._engine.store.add_items(agent.key, new)
+        store = self._engine.store
+        latest = [item.data for item in (await store.items(agent.key))[-len(new) :]] if is_retry else []
+        if [{**data, "id": None} for data in latest] == [{**item.data, "id": None} for item in new]:
+            return latest
+        await store.add_items(agent.key, new)
         return [item.data for item in new]
 
     async def remove_item(self, owner: str, given: str, item_id: str) -> JSON:

@@ -73,6 +73,27 @@ async def test_items_written_by_hand_are_what_the_model_sees(cli_door: Door, ups
     ]  # fmt: skip
 
 
+async def test_items_are_added_once_although_the_client_lost_the_answer_and_asks_again(door: Door) -> None:
+    made = await door.openai.conversations.create()
+    said: list[Any] = [{"type": "message", "role": "user", "content": f"remember {name} = 1"} for name in "ab"]
+    seen: list[Any] = []
+
+    async def lose(response: Any) -> None:
+        await response.aread()
+        seen.append(response.json()["data"])
+        if len(seen) == 1:
+            response.status_code = 502  # as a front says that lost the answer
+
+    loses_the_first = openai.DefaultAsyncHttpxClient(trust_env=False, event_hooks={"response": [lose]})
+    async with door.openai.with_options(http_client=loses_the_first, max_retries=1) as client:
+        added = await client.conversations.items.create(made.id, items=said)
+    assert seen == [seen[0], seen[0]]
+    assert [item.id for item in added.data] == [item["id"] for item in seen[0]]
+    assert await texts(door, made.id) == ["remember a = 1", "remember b = 1"]
+    await door.openai.conversations.items.create(made.id, items=said)  # the same again, on purpose
+    assert len(await texts(door, made.id)) == 4
+
+
 async def test_a_turn_that_fails_does_not_swallow_the_items(door: Door, upstream: Upstream) -> None:
     made = await door.openai.conversations.create(
         items=[{"type": "message", "role": "user", "content": "remember a = 1"}]
