@@ -240,7 +240,10 @@ class Upstream:
         }
 
     def _prompt_usage(self, body: Block) -> dict[str, Any]:
-        """Tokens of the prompt: read from the cache, written up to the last breakpoint, and the rest."""
+        """Tokens of the prompt: read from the cache, written up to the last breakpoint, and the rest.
+
+        An image counts by its bytes, many times what a real model counts. After a large one the CLI 1.0.120 compacts.
+        """
         used = self._cache.use(body)
         parts = (used.size - max(used.read, used.written), used.read, max(0, used.written - used.read))
         tokens = [size // BYTES_PER_TOKEN for size in parts]
