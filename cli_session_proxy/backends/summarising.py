@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from ..domain.blocks import contents
 from ..domain.models import Block
-from ..domain.sizes import contents
 
 SO_FAR = "This is the summary of what came before. Begin your summary with what it says:"
 

@@ -67,6 +67,14 @@ def _placeholder(why: str) -> Block:
     return {"type": "text", "text": f"[a block that cannot be shown: {why}]"}
 
 
+def contents(result: Block) -> list[Block]:
+    """The blocks in a call's result."""
+    content = result.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [block for block in content or () if isinstance(block, dict)]
+
+
 def as_stream(block: Block) -> tuple[Block, list[Block]]:
     """A whole block in the form of a stream: its start and its deltas."""
     match block.get("type"):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
+from .blocks import contents
 from .evidence import Note
 from .lineage import Past
 from .models import JSON, Block, Message, Tool, ToolChoice, Turn
@@ -230,9 +231,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
     if rest and all(reminded(block) is not None for block in rest):
         # The CLI does the same with its own reminders. A process that waits for results accepts nothing but results.
         last = next(call for call in reversed(open_calls) if call in results)
-        content = results[last].get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        results[last] = {**results[last], "content": [*parts, *rest]}
+        results[last] = {**results[last], "content": [*contents(results[last]), *rest]}
         rest = []
     return {call: results[call] for call in open_calls if call in results}, tuple(rest)
 
@@ -257,8 +256,7 @@ def mcp_result(block: Block) -> JSON | None:
     The CLI puts an image from MCP into a file and shows the model its path (run on 2.1.330). In the transcript it stays
     an image.
     """
-    content = block.get("content")
-    parts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    parts = contents(block)
     if any(part.get("type") != "text" for part in parts):
         return None
     return {

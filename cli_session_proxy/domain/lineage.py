@@ -28,6 +28,7 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from .blocks import contents
 from .evidence import Note
 from .forms import replace
 from .models import Block, Message, Placed, Rule, Turn, TurnRequest
@@ -106,9 +107,7 @@ def _item(block: Block) -> tuple[str, str] | None:
     if kind == "tool_use":
         return "call", json.dumps([block.get("name"), block.get("input") or {}], sort_keys=True)
     if kind == "tool_result":
-        content = block.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-        return "result", _normal("user", parts)
+        return "result", _normal("user", contents(block))
     if kind in ("thinking", "redacted_thinking"):
         return None
     return "other", json.dumps(block, sort_keys=True)

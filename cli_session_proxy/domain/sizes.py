@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from .blocks import contents
 from .client_tools import calls_of
 from .models import THINKING, Block, Turn
 from .options import TurnSize
@@ -19,14 +20,6 @@ def size_of(turn: Turn, parent: Turn | None) -> TurnSize:
     asked = [block for message in turn.shown_input for block in message.content]
     answers = any(block.get("type") == "tool_result" and block.get("tool_use_id") in open_calls for block in asked)
     return TurnSize(sum(map(_weight, (*asked, *turn.output))), not answers)
-
-
-def contents(result: Block) -> list[Block]:
-    """The blocks in a call's result."""
-    content = result.get("content")
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [block for block in content or () if isinstance(block, dict)]
 
 
 def _weight(block: Block) -> int:

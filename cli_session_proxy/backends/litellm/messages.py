@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ...domain.blocks import contents
 from ...domain.client_tools import NOT_ANSWERED, UNPARSED, calls_of, short_name
 from ...domain.evidence import Note, NoteCode
 from ...domain.lineage import answer_text
 from ...domain.models import JSON, THINKING, Block, Message, Tool
-from ...domain.sizes import contents
 
 EMPTY = "[This message was empty.]"
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
