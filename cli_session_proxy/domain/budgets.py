@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ..errors import BudgetExceeded
+from . import times
 from .models import JSON
 
 Scope = Literal["key", "agent"]
@@ -145,7 +146,7 @@ def refusal(
         of_requests = limit.unit == "requests"
         reached = used > limit.most and is_new if of_requests else used >= limit.most
         if reached:
-            why = f"the budget of {_named(budget, limit)}, is used up: it begins anew at {_utc(running.ends)}"
+            why = f"the budget of {_named(budget, limit)}, is used up: it begins anew at {times.utc(running.ends)}"
             detail = _detail(budget, limit, min(used, limit.most) if of_requests else used, running)
             found.append(exceeded(why, running.ends - now, detail, budget.account))
         elif under_way and not of_requests:
@@ -171,11 +172,7 @@ def _named(budget: Budget, limit: Limit) -> str:
 
 def _detail(budget: Budget, limit: Limit, used: float, running: Period) -> JSON:
     detail = {"scope": budget.scope, "unit": limit.unit, "per": limit.per, "limit": limit.most, "used": used}
-    return {**detail, "ends": _utc(running.ends)}
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**detail, "ends": times.utc(running.ends)}
 
 
 def exceeded(message: str, wait: float, detail: JSON, account: str | None) -> BudgetExceeded:

@@ -32,6 +32,11 @@ def written(at: float, unit: Literal["minutes", "seconds"] = "seconds") -> str:
     return f"{local.replace(tzinfo=None).isoformat(' ', unit)} {local.tzname()}"
 
 
+def utc(at: float) -> str:
+    """`2026-11-22T15:33:35Z`, for formats that have no seconds since 1970."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def day(at: float) -> str:
     return _in_zone(at).date().isoformat()
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
+from ..domain import times
 from ..domain.evidence import notes_header
 from ..domain.models import JSON, Finished, Started, Turn, Waits
 from ..engine.engine import Answer, Engine
@@ -262,8 +262,7 @@ class StreamAnswer(TurnResponse):
         if wait is None:  # it no longer waits
             return
         self._head_fields["Retry-After"] = str(max(1, math.ceil(wait.until - time.time())))
-        at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        words = self._writer.keep_alive(f"waits for the provider's limit to be over at {at}")
+        words = self._writer.keep_alive(f"waits for the provider's limit to be over at {times.utc(wait.until)}")
         await client.write(words, {} if client.started else self._head())
         del self._head_fields["Retry-After"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import mimetypes
 import re
@@ -37,16 +36,20 @@ def is_web_address(url: str) -> bool:
     return url[:7].lower() == "http://" or url[:8].lower() == "https://"
 
 
+def from_base64(data: str, param: str) -> bytes:
+    """The bytes of a text in standard base64. Raises `InvalidRequest`."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as exc:  # also for characters outside of ASCII
+        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
+
+
 def base64_image(media_type: str, data: str, param: str) -> Block:
     """An image block from standard base64. Raises `InvalidRequest`."""
     media_type = media_type.lower()
     if media_type not in IMAGE_TYPES:
         raise InvalidRequest(f"{param}: the image must be one of {', '.join(IMAGE_TYPES)}", param=param)
-    try:
-        empty = not base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: not ASCII
-        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
-    if empty:
+    if not from_base64(data, param):
         raise InvalidRequest(f"{param} holds no image", param=param)
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
 
@@ -58,10 +61,7 @@ def base64_file(media_type: str, data: str, param: str, title: str | None = None
         return base64_image(kind, data, param)
     if kind != PDF and not kind.startswith("text/") and kind not in TEXT_TYPES:
         raise InvalidRequest(f"{param}: a file must be a PDF, a text or an image, not {media_type!r}", param=param)
-    try:
-        raw = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
+    raw = from_base64(data, param)
     if not raw:
         raise InvalidRequest(f"{param} holds nothing", param=param)
     if kind == PDF:

@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
+from .. import redact
 from ..domain.forms import replace
-from ..domain.models import JSON, PLAIN, Message, Status, Turn, TurnOptions, TurnRequest
+from ..domain.models import JSON, PLAIN, Block, Message, Status, Turn, TurnOptions, TurnRequest
 from ..domain.options import ParameterName, Window
 from ..errors import InvalidRequest, ProxyError
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
@@ -252,6 +253,19 @@ def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     if turn.status in ("completed", "refused") and turn.stop_reason in INCOMPLETE:
         return "incomplete"
     return names[turn.status]
+
+
+def failure(turn: Turn) -> JSON:
+    """The code and the message of a turn that failed."""
+    error = turn.error or {}
+    message = redact.text(str(error.get("message", "the turn failed")))
+    return {"code": error.get("code", "upstream_error"), "message": message}
+
+
+def calls_for_client(turn: Turn) -> list[Block]:
+    """The calls whose results the client owes. In a turn with any other status the CLI itself has run its calls."""
+    output = turn.output if turn.status == "requires_action" else ()
+    return [block for block in output if block.get("type") == "tool_use"]
 
 
 def refusal_message(turn: Turn) -> str | None:

@@ -78,10 +78,10 @@ class Instructions:
         else:
             self.system.append(text)
 
-    def use_as_prompt(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+    def use_as_prompt(self, conversation: list[tuple[str, Message]]) -> None:
         """If the body has no other message, the last instruction becomes the prompt."""
         if self.system and not conversation:
-            conversation.append((where, reminder(self.system.pop())))
+            conversation.append(("messages", reminder(self.system.pop())))
 
 
 def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:

@@ -31,8 +31,9 @@ MODEL_PREFIXES = ("claude-cli/", "openai/")
 
 # Vendors often add fields, so unknown ones are accepted, and reported as ignored: at most this many.
 MAX_UNREAD = 16
-# Names of fields that may be put into a header.
-_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# Names of fields, and types of tools, that may be put into a header.
+FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 # Each parameter's minimum and maximum (None: unbounded), and whether it is an integer. Temperature has OpenAI's and
 # Google's scale (Anthropic's goes to 1); a seed is any 64-bit integer.
@@ -74,6 +75,12 @@ def model_name(value: object) -> str:
     return value
 
 
+def hosted_tool(kind: str, where: str, names: re.Pattern[str] = _KIND) -> str:
+    """How X-Ignored-Params names a tool that the vendor would run: by its type or, if no header can hold that, by its
+    place in the body. `names`: the vendor's form of types."""
+    return f"tools.{kind}" if names.fullmatch(kind) else where
+
+
 class Fields(dict[str, Any]):
     """An object of a body that records which fields were read: the others have no effect."""
 
@@ -97,7 +104,7 @@ class Fields(dict[str, Any]):
         hold. Call it after reading everything. `where`: the object's place in the body."""
         if self.keys() <= self._read:  # the usual case
             return ()
-        unread = (name for name in self if name not in self._read and self[name] is not None and _FIELD.fullmatch(name))
+        unread = (name for name in self if name not in self._read and self[name] is not None and FIELD.fullmatch(name))
         return tuple(f"{where}.{name}" if where else name for name in islice(unread, MAX_UNREAD))
 
 

@@ -5,7 +5,6 @@ Chat Completions puts a function's fields under `function`, Responses beside `ty
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from ..domain.models import JSON, Block, Tool, ToolChoice
 from ..errors import InvalidRequest, ProxyError
 from .base import ErrorShape
 from .blocks import BY_DATA, named_file
-from .fields import objects, optional, required, wrong_type
+from .fields import hosted_tool, objects, optional, required, wrong_type
 from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
 # OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max). `none`: no thinking.
@@ -31,7 +30,6 @@ _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: 
 FREEFORM: JSON = {
     "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False,
 }  # fmt: skip
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
 
 
@@ -87,13 +85,8 @@ def read_tools(body: Mapping[str, Any]) -> OfferedTools:
             own.append(custom_tool(inner, f"{here}.custom"))
             custom.append(own[-1].name)
         else:
-            hosted.append(hosted_name(kind, here))
+            hosted.append(hosted_tool(kind, here))
     return OfferedTools(checked(own), tuple(custom), tuple(dict.fromkeys(hosted)))
-
-
-def hosted_name(kind: str, where: str) -> str:
-    """How a tool that is not offered is named in X-Ignored-Params."""
-    return f"tools.{kind}" if _KIND.fullmatch(kind) else where
 
 
 def custom_tool(tool: Mapping[str, Any], where: str) -> Tool:

@@ -33,7 +33,7 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..blocks import effort_of_budget, image_block
-from ..common import Naming, WireCall, refusal_message
+from ..common import Naming, WireCall, calls_for_client, refusal_message
 from ..conversation import (
     Instructions,
     Reader,
@@ -226,7 +226,7 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    instructions.use_as_prompt("messages", conversation)
+    instructions.use_as_prompt(conversation)
     checked = checked_conversation(conversation)
     checked_arguments(checked, "messages")
     return "\n\n".join(instructions.system) or None, checked
@@ -285,7 +285,6 @@ def _tool_use(call: Part, where: str) -> Block:
 
 
 def finish_reason(turn: Turn) -> str:
-    # In a completed turn the CLI's own tools have run: only `requires_action` has calls for the client.
     if turn.status == "requires_action":
         return "tool_calls"
     return _FINISH_REASONS.get(turn.stop_reason or "", "stop")
@@ -337,13 +336,9 @@ def model_list(models: list[JSON]) -> JSON:
 
 
 def _tool_calls(turn: Turn) -> list[JSON]:
-    if turn.status != "requires_action":
-        return []
     custom = (turn.call or {}).get("custom", ())
     calls: list[JSON] = []
-    for block in turn.output:
-        if block.get("type") != "tool_use":
-            continue
+    for block in calls_for_client(turn):
         name, given = block["name"], block["input"]
         call: JSON = {"id": block["id"], "type": "custom" if name in custom else "function"}
         if name in custom:

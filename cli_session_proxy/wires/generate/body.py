@@ -17,7 +17,7 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Naming, WireCall, refusal_message
+from ..common import Naming, WireCall, calls_for_client, refusal_message
 from ..fields import NUMBER, Fields, Names, read_parameters, stop_texts
 from ..google import checked_model, either, json_schema, lowered
 from ..schemas import TEXT, error_schema
@@ -225,12 +225,9 @@ def model_list(models: list[JSON]) -> JSON:
 
 
 def _calls(turn: Turn) -> list[JSON]:
-    if turn.status != "requires_action":
-        return []
     return [
         {"functionCall": {"id": block["id"], "name": block["name"], "args": block["input"]}}
-        for block in turn.output
-        if block.get("type") == "tool_use"
+        for block in calls_for_client(turn)
     ]
 
 

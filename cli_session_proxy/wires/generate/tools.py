@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..fields import objects, optional, required
+from ..fields import FIELD, hosted_tool, objects, optional, required
 from ..google import checked_mode, either, json_schema, lowered
-
-_HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
@@ -34,7 +31,7 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
         others = [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
         if declared is None and not others:
             raise InvalidRequest(f"{where}: send functionDeclarations", param=where)
-        hosted += [f"tools.{name}" if _HOSTED.fullmatch(name) else where for name in others]
+        hosted += [hosted_tool(name, where, FIELD) for name in others]
     return checked(found), tuple(dict.fromkeys(hosted))
 
 

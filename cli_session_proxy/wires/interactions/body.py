@@ -9,11 +9,11 @@ An interaction is a turn, with the turn's id: `turn_abc` is `interaction_abc`. D
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from ... import redact
+from ...domain import times
 from ...domain.models import JSON, Status, Tool, ToolChoice, Turn, TurnOptions, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
@@ -170,7 +170,7 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
     status = status_of(turn)
     shown: JSON = {
         **head(turn, status),
-        "updated": _time(turn.finished_at or turn.started_at or turn.created_at),
+        "updated": times.utc(turn.finished_at or turn.started_at or turn.created_at),
         "steps": interactions_steps.output_steps(turn, summaries=call.get("summaries", False)),
         "usage": usage(turn.usage),
     }
@@ -182,9 +182,7 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
     if (words := common.refusal_message(turn)) is not None:
         shown["errors"] = [{"code": "refused", "message": redact.text(words)}]
     if status == "failed":
-        error = turn.error or {}
-        message = redact.text(str(error.get("message", "the turn failed")))
-        shown["errors"] = [{"code": error.get("code", "upstream_error"), "message": message}]
+        shown["errors"] = [common.failure(turn)]
     return shown
 
 
@@ -192,7 +190,7 @@ def head(turn: Turn, status: str) -> JSON:
     """The fields that an interaction has from its beginning."""
     return {
         "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.reported_model,
-        "created": _time(turn.created_at),
+        "created": times.utc(turn.created_at),
     }  # fmt: skip
 
 
@@ -206,10 +204,6 @@ def usage(used: Usage) -> JSON:
         "total_tool_use_tokens": 0,
         "total_tokens": used.prompt_tokens + used.output_tokens,
     }
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def error_body(error: ProxyError) -> JSON:

@@ -15,6 +15,7 @@ from typing import Any
 from ...domain.blocks import as_stream
 from ...domain.models import JSON, Block, Turn
 from ...errors import from_dict
+from ..common import calls_for_client
 from ..streams import SSE_DONE, ReplayedStream, sse_event
 from . import body as interactions
 from .steps import signature, step_of
@@ -87,11 +88,10 @@ class InteractionsWriter(ReplayedStream):
                 events += self._start_block(index, opening)
                 events += [piece for delta in deltas for piece in self._delta(index, delta)]
                 events += self._stop_block(index)
-        for block in turn.output if turn.status == "requires_action" else ():
-            if block.get("type") == "tool_use":
-                step, self._step_count = self._step_count, self._step_count + 1
-                events += self._send("step.start", index=step, step=step_of(block, summaries=False))
-                events += self._send("step.stop", index=step)
+        for block in calls_for_client(turn):
+            step, self._step_count = self._step_count, self._step_count + 1
+            events += self._send("step.start", index=step, step=step_of(block, summaries=False))
+            events += self._send("step.stop", index=step)
         return [*events, *self._send("interaction.completed", interaction=interactions.interaction(turn)), SSE_DONE]
 
     def _send(self, kind: str, **fields: Any) -> list[bytes]:

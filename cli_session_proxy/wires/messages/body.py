@@ -10,10 +10,10 @@ continues a thread gets the error after which Anthropic's own client sends the w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from ... import redact
+from ...domain import times
 from ...domain.blocks import as_stream
 from ...domain.models import (
     JSON,
@@ -32,7 +32,7 @@ from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Naming, WireCall, refusal_message
+from ..common import Naming, WireCall, calls_for_client, refusal_message
 from ..fields import (
     MODEL_PREFIXES,
     Fields,
@@ -190,7 +190,6 @@ def message(turn: Turn) -> JSON:
 
 
 def stop_reason(turn: Turn) -> str:
-    # In a completed turn the CLI's own tools have run: only `requires_action` has calls for the client.
     if turn.status == "requires_action":
         return "tool_use"
     return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
@@ -223,10 +222,9 @@ def usage(used: Usage) -> JSON:
 
 def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list. `since`: our start, because the CLI may map a name to any model."""
-    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "id": name, "type": "model", "display_name": name.capitalize(), "created_at": created, "lifecycle": "active",
-        "max_input_tokens": None, "max_tokens": None, "capabilities": None,
+        "id": name, "type": "model", "display_name": name.capitalize(), "created_at": times.utc(since),
+        "lifecycle": "active", "max_input_tokens": None, "max_tokens": None, "capabilities": None,
     }  # fmt: skip
 
 
@@ -309,9 +307,8 @@ class MessagesWriter(EventStream):
         if self._next == 0:  # a CLI without partial messages
             blocks = (block for block in turn.output if block.get("type") in _ANSWER_KINDS)
             events += [piece for block in blocks for piece in self._block(block)]
-        if turn.status == "requires_action":
-            calls = [block for block in turn.output if block.get("type") == "tool_use"]
-            events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
+        calls = calls_for_client(turn)
+        events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
         delta: JSON = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
         delta["stop_details"] = _stop_details(turn)
         return [*events, _event("message_delta", delta=delta, usage=usage(turn.usage)), _event("message_stop")]

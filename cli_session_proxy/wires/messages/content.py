@@ -64,7 +64,7 @@ def read(
             conversation.append((where, Message("assistant", blocks)))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    instructions.use_as_prompt("messages", conversation)
+    instructions.use_as_prompt(conversation)
     joined = "\n\n".join(text for text in (system or "", *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)

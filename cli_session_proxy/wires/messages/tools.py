@@ -7,20 +7,15 @@ use tool") and in the types of anthropic 2.12. A later date gets the newest sche
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...domain.client_tools import checked, checked_choice
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..fields import objects, optional, required
+from ..fields import hosted_tool, objects, optional, required
 
 _MODES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
-
-
-# The type of a tool that Anthropic runs, such as `web_search_20250305`.
-_HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
@@ -41,7 +36,7 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
         elif (known := read_published(kind, tool, here)) is not None:
             own.append(known)
         else:
-            hosted.append(f"tools.{kind}" if _HOSTED.fullmatch(kind) else here)
+            hosted.append(hosted_tool(kind, here))
     return checked(own), tuple(dict.fromkeys(hosted))
 
 

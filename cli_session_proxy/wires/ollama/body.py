@@ -18,17 +18,10 @@ from typing import Any, Literal
 
 from ... import redact
 from ...domain.lineage import answer_text
-from ...domain.models import (
-    JSON,
-    Finished,
-    Message,
-    Turn,
-    TurnEvent,
-    TurnOptions,
-)
+from ...domain.models import JSON, Finished, Message, Turn, TurnEvent, TurnOptions
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..common import Naming, WireCall, refusal_message
+from ..common import Naming, WireCall, calls_for_client, compact, refusal_message
 from ..fields import NUMBER, Fields, Names, check_types, model_name, optional, read_parameters, stop_texts, wrong_type
 from ..openai import OfferedTools, read_tools, refuse_logprobs
 from ..streams import SentTexts
@@ -264,12 +257,9 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _calls(turn: Turn) -> list[JSON]:
-    if turn.status != "requires_action":
-        return []
-    used = [block for block in turn.output if block.get("type") == "tool_use"]
     return [
         {"id": block["id"], "function": {"index": at, "name": block["name"], "arguments": block["input"]}}
-        for at, block in enumerate(used)
+        for at, block in enumerate(calls_for_client(turn))
     ]
 
 
@@ -322,7 +312,7 @@ class LineWriter:
 
 def _line(data: JSON) -> bytes:
     """One line: ASCII JSON has no line breaks inside."""
-    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+    return compact(data) + b"\n"
 
 
 def error_body(error: ProxyError) -> JSON:

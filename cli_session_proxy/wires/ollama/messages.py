@@ -6,14 +6,12 @@ belongs to the oldest call of that tool, or of any tool, in the answer before it
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import OpenCalls, base64_image
+from ..blocks import OpenCalls, base64_image, from_base64
 from ..conversation import Instructions, by_role, checked_conversation, tool_result
 from ..fields import objects, optional, required, wrong_type
 
@@ -57,7 +55,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             conversation.append((where, Message("user", (result,))))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    instructions.use_as_prompt("messages", conversation)
+    instructions.use_as_prompt(conversation)
     system = "\n\n".join(instructions.system) or None
     return system, checked_conversation(conversation) if messages else ()
 
@@ -77,10 +75,7 @@ def _text(text: str) -> tuple[Block, ...]:
 def _image(data: object, where: str) -> Block:
     if not isinstance(data, str):
         raise wrong_type(where, "an image in base64")
-    try:
-        first_bytes = base64.b64decode(data[:_FIRST_CHARACTERS], validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: characters outside of ASCII
-        raise InvalidRequest(f"{where} is not valid base64", param=where) from exc
+    first_bytes = from_base64(data[:_FIRST_CHARACTERS], where)
     for beginning, media_type in _FIRST_BYTES:
         if first_bytes.startswith(beginning):
             return base64_image(media_type, data, where)

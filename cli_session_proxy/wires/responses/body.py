@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
@@ -244,12 +243,6 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     else:
         text_format = {"type": text_format.get("type", "text")}
     conversation = call.get("conversation")
-    error = turn.error or {}
-    # With our own code, as on every wire: OpenAI's clients accept any, although their types have a fixed list.
-    failure = {
-        "code": error.get("code", "upstream_error"),
-        "message": redact.text(str(error.get("message", "the turn failed"))),
-    }
     return {
         "id": response_id(turn.id),
         "object": "response",
@@ -257,7 +250,8 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "completed_at": int(turn.finished_at) if status == "completed" and turn.finished_at else None,
         "status": status,
         "background": turn.in_background,
-        "error": failure if status == "failed" else None,
+        # With our own code, as on every wire: OpenAI's clients accept any, although their types have a fixed list.
+        "error": common.failure(turn) if status == "failed" else None,
         "incomplete_details": incomplete,
         "model": turn.reported_model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],

@@ -7,7 +7,6 @@ compacts by itself if the model's context is full.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -49,7 +48,7 @@ def read_compaction(item: Mapping[str, Any], where: str) -> Message:
     try:
         raw = zlib.decompressobj().decompress(base64.b64decode(content.removeprefix(_PREFIX), validate=True), LARGEST)
         return reminder(f"The conversation until here:\n\n{raw.decode('utf-8', 'replace')}")
-    except (binascii.Error, zlib.error, ValueError):
+    except (zlib.error, ValueError):
         return reminder(UNKNOWN)
 
 

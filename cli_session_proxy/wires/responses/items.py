@@ -203,9 +203,8 @@ def message_item(item_id: str, status: str, content: list[JSON]) -> JSON:
     return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def reasoning_item(item_id: str, status: str | None, summary: list[JSON]) -> JSON:
-    item: JSON = {"id": item_id, "type": "reasoning", "summary": summary}
-    return item if status is None else {**item, "status": status}
+def reasoning_item(item_id: str, status: str, summary: list[JSON]) -> JSON:
+    return {"id": item_id, "type": "reasoning", "summary": summary, "status": status}
 
 
 def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
@@ -323,11 +322,11 @@ def entry_of(item: Item) -> ConversationItem:
     return ConversationItem(item.data, messages[0] if messages else None)
 
 
-def stored_items(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
+def stored_items(given: object, new_id: Callable[[str], str]) -> list[Item]:
     """Items for a conversation in the stored form: with an id and a list of parts. Raises `InvalidRequest`."""
     if not isinstance(given, list):
-        raise wrong_type(where, "a list of items")
-    read(given, where)  # raises for an invalid item
+        raise wrong_type("items", "a list of items")
+    read(given, "items")  # raises for an invalid item
     items: list[Item] = []
     for given_item in given:
         kind = given_item.get("type") or "message"

@@ -27,7 +27,7 @@ from ...domain.models import JSON, Finished, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, ProxyError, RequestTooLarge
 from ..asgi import as_proxy_error, named, owner_of, read_aside
-from ..common import Naming, retry_headers
+from ..common import Naming, compact, retry_headers
 from ..fields import optional, required, wrong_type
 from ..openai import openai_error
 from . import body as responses
@@ -227,7 +227,7 @@ class _Connection:
                 has_left = None if server is None else server.is_closed
                 answer = await self._dialogues.submit(asked.call, unstored_ids=self._unstored_ids, has_left=has_left)
             try:
-                writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
+                writer = ResponsesWriter(answer.accepted, frame=compact, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
                         await asyncio.sleep(0)  # notice an earlier disconnect first
@@ -246,7 +246,7 @@ class _Connection:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the client is told, and may ask again
             error = as_proxy_error(exc)
-            await self._send_events(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
+            await self._send_events(asked, [compact(error_event(error))] if writer is None else writer.error(error))
 
     def _defer(self, call: ResponsesCall, body: bytes) -> Iterable[bytes]:
         """Keep this request for the next one. Returns the events of an empty response. Raises `QueueFull`."""
@@ -260,7 +260,7 @@ class _Connection:
             input=(), created_at=now, finished_at=now, call=asked.call,
         )  # fmt: skip
         self._deferred = response_id(turn.id), body
-        return ResponsesWriter(turn, frame=_frame, end=()).whole(turn)
+        return ResponsesWriter(turn, frame=compact, end=()).whole(turn)
 
     async def _send_events(self, asked: SocketRequest | None, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
@@ -268,7 +268,3 @@ class _Connection:
             if asked is not None and asked.stream_id is not None:
                 text = f'{text[:-1]},"stream_id":{json.dumps(asked.stream_id)}}}'
             await self._socket.send_text(text)
-
-
-def _frame(event: JSON) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode()

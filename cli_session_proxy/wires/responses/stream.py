@@ -182,29 +182,23 @@ class ResponsesWriter(ReplayedStream):
 
 def _call_events(item: JSON, n: int) -> list[JSON]:
     """The events of a client's tool call, with the arguments in one piece."""
-    if item["type"] == "custom_tool_call":
-        within = {"item_id": item["id"], "output_index": n}
-        opened = {**item, "status": "in_progress", "input": ""}
-        return [
-            {"type": "response.output_item.added", "output_index": n, "item": opened},
-            {"type": "response.custom_tool_call_input.delta", **within, "delta": item["input"]},
-            {"type": "response.custom_tool_call_input.done", **within, "input": item["input"]},
-            {"type": "response.output_item.done", "output_index": n, "item": item},
-        ]
-    if "arguments" not in item:  # a tool defined by OpenAI
-        opened = {**item, "status": "in_progress"}
-        return [
-            {"type": "response.output_item.added", "output_index": n, "item": opened},
-            {"type": "response.output_item.done", "output_index": n, "item": item},
-        ]
     within = {"item_id": item["id"], "output_index": n}
-    opened = {**item, "status": "in_progress", "arguments": ""}
+    opened: JSON = {**item, "status": "in_progress"}
+    pieces: list[JSON] = []  # none for a tool defined by OpenAI
+    if item["type"] == "custom_tool_call":
+        kind, opened["input"] = "response.custom_tool_call_input", ""
+        pieces = [
+            {"type": f"{kind}.delta", **within, "delta": item["input"]},
+            {"type": f"{kind}.done", **within, "input": item["input"]},
+        ]
+    elif "arguments" in item:
+        kind, opened["arguments"] = "response.function_call_arguments", ""
+        pieces = [
+            {"type": f"{kind}.delta", **within, "delta": item["arguments"]},
+            {"type": f"{kind}.done", **within, "arguments": item["arguments"], "name": item["name"]},
+        ]
     return [
         {"type": "response.output_item.added", "output_index": n, "item": opened},
-        {"type": "response.function_call_arguments.delta", **within, "delta": item["arguments"]},
-        {
-            "type": "response.function_call_arguments.done", **within, "arguments": item["arguments"],
-            "name": item["name"],
-        },
+        *pieces,
         {"type": "response.output_item.done", "output_index": n, "item": item},
-    ]  # fmt: skip
+    ]

@@ -14,8 +14,8 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Block, Tool
 from ...errors import InvalidRequest
-from ..fields import objects, optional, required
-from ..openai import custom_tool, hosted_name, read_tool
+from ..fields import hosted_tool, objects, optional, required
+from ..openai import custom_tool, read_tool
 from . import published
 
 
@@ -122,7 +122,7 @@ class _ToolCollector:
             self.tools.append(known)
             return known
         if kind not in ("function", "custom"):
-            self.ignored.append(hosted_name(kind, here))
+            self.ignored.append(hosted_tool(kind, here))
             return None
         parsed = read_tool(tool, here) if kind == "function" else custom_tool(tool, here)
         name = flat(namespace, parsed.name) if namespace else parsed.name
