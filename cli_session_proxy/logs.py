@@ -28,14 +28,11 @@ from .sandbox import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, MutableMapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import structlog
 
     from .settings import Settings
-
-__all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "load", "shut_down"]
 
 ROTATE_BYTES = 10 * 1024 * 1024
 ROTATE_KEPT = 5  # at most 60 MB in all
@@ -68,18 +65,6 @@ def bind(**values: Any) -> None:
     from structlog import contextvars
 
     contextvars.bind_contextvars(**values)
-
-
-def bound(**values: Any) -> AbstractContextManager[None]:
-    from structlog import contextvars
-
-    return contextvars.bound_contextvars(**values)
-
-
-def clear() -> None:
-    from structlog import contextvars
-
-    contextvars.clear_contextvars()
 
 
 class _Event(dict[str, Any]):

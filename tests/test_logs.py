@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog import contextvars
 
 from cli_session_proxy import logs, redact
 from cli_session_proxy.domain import times
@@ -26,7 +27,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     logs.configure(settings)
     yield settings
     logs.shut_down()
-    logs.clear()
+    contextvars.clear_contextvars()
 
 
 def lines(settings: Settings) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def lines(settings: Settings) -> list[dict[str, Any]]:
 
 
 def test_a_line_is_json_with_its_request(settings: Settings) -> None:
-    with logs.bound(request_id="req_1"):
+    with contextvars.bound_contextvars(request_id="req_1"):
         logs.get().info("turn completed", turn_id="turn_1", seconds=0.5)
     logs.get().info("idle")
     first, second = lines(settings)

@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from structlog.contextvars import get_contextvars
+from structlog.contextvars import bound_contextvars, get_contextvars
 
-from cli_session_proxy import logs
 from cli_session_proxy.errors import TurnTimeout
 from cli_session_proxy.tasks import IdleLimit, TimeLimit, awake_clock, in_thread_at, works_at
 
@@ -34,7 +33,7 @@ async def test_what_takes_minutes_takes_no_thread_of_others(tmp_path: Path) -> N
 
 
 async def test_what_is_logged_at_a_folder_tells_its_request(tmp_path: Path) -> None:
-    with logs.bound(request_id="req_1"):
+    with bound_contextvars(request_id="req_1"):
         assert (await in_thread_at(tmp_path, get_contextvars))["request_id"] == "req_1"
 
 

@@ -46,7 +46,7 @@ from ..domain.models import (
 from ..domain.options import ParameterName, Window
 from ..errors import ProxyError
 from ..settings import Profile
-from ..stores.base import Facts, KeptTurn, WholeTurn
+from ..stores.base import Facts, KeptTurn, Store, WholeTurn
 
 # What another attempt may change after the model's API refused a turn: leave out the path's thinking, images or
 # documents; summarise the oldest turns; use a login that was renewed meanwhile.
@@ -534,3 +534,15 @@ class Backend(ABC):
     def program(self) -> Program | None:
         """The backend's program, if it has one and its version is known; else None. Does not start it."""
         return None
+
+
+async def last_records(store: Store, turn: Turn | None) -> list[Record]:
+    """The records that new ones of the path to this turn follow: of its newest turn with a uuid in them. Not every turn
+    has one."""
+    records: list[Record] = []
+    while turn is not None:
+        records = await store.own_records(turn.id)
+        if any(record.uuid for record in records):
+            break
+        turn = await store.turn(turn.parent_id) if turn.parent_id is not None else None
+    return records

@@ -36,9 +36,6 @@ NO_SESSION = "none"
 # today failed, the client owes tool results, a turn takes long.
 Attention = Literal["stuck", "failed", "refused", "failures", "results", "long"]
 
-# Links that readers look for: repairs, and adopted turns.
-MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
-
 # The result of comparing a transcript (`transcript.comparing`) in words.
 _FOUND: Mapping[str, str] = {
     "missing": "The session's transcript was gone",

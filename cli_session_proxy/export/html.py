@@ -16,10 +16,10 @@ from html import escape
 from typing import Any
 
 from ..domain import times
-from ..domain.models import ON_PATH, REPAIR_REASONS, Agent, Link, Turn
+from ..domain.models import MARKED_REASONS, ON_PATH, REPAIR_REASONS, Agent, Link, Turn
 from ..stores.base import Store
 from . import shown
-from .explain import MARKED_REASONS, cache_in_words
+from .explain import cache_in_words
 from .outline import Node, Outline, outline, turns_of
 from .shown import MeasuredDump, Renderer, render_in_process
 from .words import KINDS, UNSAFE, UNSURE, WHY, count, visible

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, Protocol
 
 from ..domain import legacy
 from ..domain.client_tools import checked
@@ -28,8 +28,6 @@ from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from .portable import LEGACY, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
 from .shapes import check_header, check_line, of_turn
-
-T = TypeVar("T")
 
 # Characters of one turn's records, with their images. A path with more cannot be loaded.
 MOST_OF_A_TURN = 512 * 1024 * 1024

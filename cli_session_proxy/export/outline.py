@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from .. import redact
-from ..domain.models import ON_PATH, Agent, Chain, Link, LinkReason, Status, Turn
+from ..domain.models import MARKED_REASONS, ON_PATH, Agent, Chain, Link, LinkReason, Status, Turn
 from ..domain.ordering import by_turn, numbered
 from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import explain
-from .explain import MARKED_REASONS
 from .shown import Renderer, render_in_process
 
 # Characters of the prompt that label a turn.

@@ -18,12 +18,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..domain.models import JSON, Link, Turn
+from ..domain.models import JSON, MARKED_REASONS, Link, Turn
 from ..engine.budgets import Budgets
 from ..engine.engine import Engine
 from ..engine.live import Observer
 from ..errors import ProxyError, StoreUnavailable
-from ..export.explain import MARKED_REASONS
 from ..wires.asgi import RouteDoc, add, owner_of
 from .keys import Keys
 

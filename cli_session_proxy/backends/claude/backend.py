@@ -131,15 +131,8 @@ class ClaudeBackend(Backend):
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> Adoptable | None:
-        # The new lines should follow the last record with a uuid. Not every turn on the path has one.
-        ancestor = parent
-        last_records: list[Record] = []
-        while ancestor is not None:
-            last_records = await self._store.own_records(ancestor.id)
-            if any(record.uuid for record in last_records):
-                break
-            ancestor = await self._store.turn(ancestor.parent_id) if ancestor.parent_id is not None else None
-        return await asyncio.to_thread(adoption.turns_from_sdk, agent, parent, last_records, session, lines)
+        last = await base.last_records(self._store, parent)
+        return await asyncio.to_thread(adoption.turns_from_sdk, agent, parent, last, session, lines)
 
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()

@@ -37,6 +37,7 @@ from ..base import (
     Refused,
     Retried,
     Used,
+    last_records,
 )
 from . import messages, stream
 from .library import Clients, error_for, is_content_refusal, litellm
@@ -239,15 +240,11 @@ class LiteLLMBackend:
 
     async def records(self, job: Job, output: Sequence[Block]) -> tuple[Record, ...]:
         """The exchange as the CLI would have written it after the path's last records."""
-        ancestor = job.parent
-        last_records: list[Record] = []
-        while ancestor is not None and not any(record.uuid for record in last_records):
-            last_records = await self.store.own_records(ancestor.id)
-            ancestor = await self.store.turn(ancestor.parent_id) if ancestor.parent_id is not None else None
+        last = await last_records(self.store, job.parent)
         exchanges = [Past(job.turn.shown_input, tuple(output))]
 
         def write() -> tuple[Record, ...]:
-            return next(iter(self.scribe(job.agent, job.parent, last_records, exchanges, job.model)))
+            return next(iter(self.scribe(job.agent, job.parent, last, exchanges, job.model)))
 
         return await asyncio.to_thread(write)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain import limits
+from ...domain.blocks import as_stream
 from ...domain.client_tools import UNPARSED, CallIds, short_name
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Tool, Usage
 from ...errors import UpstreamError
@@ -103,9 +103,9 @@ class ModelAnswer:
 def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | BlockStop]:
     """The events of complete calls."""
     for index, call in enumerate(calls, first):
-        yield BlockStart(index, {**call, "input": {}})
-        arguments = json.dumps(call["input"], ensure_ascii=False)
-        yield BlockDelta(index, {"type": "input_json_delta", "partial_json": arguments})
+        opening, deltas = as_stream(call)
+        yield BlockStart(index, opening)
+        yield from (BlockDelta(index, delta) for delta in deltas)
         yield BlockStop(index)
 
 

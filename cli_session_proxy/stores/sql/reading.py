@@ -34,6 +34,7 @@ from sqlalchemy import (
 from ...domain.models import (
     ANSWERED,
     FINISHED,
+    MARKED_REASONS,
     ON_PATH,
     ONCE,
     REPAIR_REASONS,
@@ -91,9 +92,6 @@ FEW = 50
 
 # Seconds covered by one row of `forgotten`.
 HOUR = 3600.0
-
-# Reasons of links that a reader of a long chain looks for.
-MARKED = REPAIR_REASONS | {"adopted"}
 
 # A cursor in the stream of summaries: (last_at, key) of the last row.
 Position = tuple[float, int]
@@ -427,8 +425,8 @@ def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
     branching = conn.execute(
         select(each.c.number, each.c.parent_id).where(each.c.parent_id.is_distinct_from(each.c.previous_id))
     ).all()
-    marks = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED))).distinct()
-    marked = [turn_id for turn_id in conn.scalars(marks) if turn_id is not None]
+    marks = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED_REASONS)))
+    marked = [turn_id for turn_id in conn.scalars(marks.distinct()) if turn_id is not None]
     needed = [row.parent_id for row in branching if row.parent_id is not None] + marked
     if len(needed) > FEW:
         every = conn.scalars(select(turns.c.id).where(of_agent).order_by(turns.c.seq))

@@ -83,8 +83,6 @@ PARAMETERS: Names = {
 # With OpenAI's older name, which counts only without the newer one.
 OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
-TEXT: JSON = {"type": "text"}
-
 # The fields that `_check` checks. Most bodies have none of them.
 CHECKED = (
     "n", "logprobs", "top_logprobs", "functions", "function_call", "modalities", "audio", "max_tokens",
