@@ -32,7 +32,6 @@ __all__ = [
     "ASKS_FOR_SUMMARY", "BareTalk", "EngineTalk", "Hand", "RequestRefused", "Talk", "by_hand", "run_by_hand", "talking",
 ]  # fmt: skip
 
-POLL = 0.01
 PATIENCE = 60.0
 MODEL = "sonnet"
 # A line of the CLI's own request for a summary (1.0.120 and 2.1.330).

@@ -25,7 +25,6 @@ __all__ = ["serving"]  # a fixture
 ALICE = "alices-secret-0123456789"
 EXTENSION = "chrome-extension://abcdefghijklmnopabcdefghijklmnop"
 ALLOWED = ("http://localhost:5173", "https://app.example", EXTENSION)
-JSON_TYPE = {"Content-Type": "application/json"}
 
 
 async def posted(door: Door, **headers: str) -> httpx.Response:

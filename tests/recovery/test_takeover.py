@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from cli_session_proxy.backends.claude import backend
-from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import Proxy
 from turnfault.provider.script import HeldReply
@@ -27,13 +26,6 @@ from .test_kill import turns_of
 from .test_several_proxies import reached
 
 LEASE = 1.5
-
-
-async def holder_of(engine: Engine) -> str:
-    """The proxy whose turn runs."""
-    [turn] = [turn for turn in await turns_of(engine) if turn.status == "running"]
-    assert turn.instance is not None
-    return turn.instance
 
 
 async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fences_nobody_out(

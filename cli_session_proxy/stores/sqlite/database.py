@@ -20,6 +20,7 @@ disk: a warm turn takes 0.2 to 1.9 ms less so. All of a turn's writes share one 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import time
@@ -32,7 +33,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 
 from ... import logs
 from ...errors import InvalidRequest, ProxyError, StoreUnavailable
@@ -57,7 +58,6 @@ from .file import (
     is_no_text,
     sync,
     transaction,
-    url_of,
     use_wal,
 )
 
@@ -111,9 +111,9 @@ class SqliteDatabase(Lifecycle, Database):
         <file>.v<n>.bak         a copy from before a migration
     """
 
-    def __init__(self, url_or_path: str | Path, *, busy_timeout: float, clock: Callable[[], float] = time.time) -> None:
-        self.url = url_of(url_or_path)
-        self.path = Path(str(self.url.database).removeprefix("file:"))
+    def __init__(self, path: str | Path, *, busy_timeout: float, clock: Callable[[], float] = time.time) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.url = URL.create("sqlite+pysqlite", database=str(self.path))
         self.busy_timeout = busy_timeout
         self._clock = clock
         self._engines: list[Engine] = []

@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ...errors import ConfigError, StoreUnavailable
+from ...errors import StoreUnavailable
 from ...locks import to_drive
 from ..sql.database import Work
 
@@ -84,16 +84,6 @@ ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "create its directory and make it writable for this user",
     sqlite3.SQLITE_CONSTRAINT: "nothing was changed; a row is missing or already exists",
 }
-
-
-def url_of(url_or_path: str | Path) -> URL:
-    text = str(url_or_path)
-    url = make_url(text) if "://" in text else URL.create("sqlite", database=os.path.abspath(text))
-    if url.get_backend_name() != "sqlite":
-        raise ConfigError(f"the store takes a SQLite file so far, not {url.get_backend_name()}: leave the URL out")
-    if not url.database or url.database == ":memory:":
-        raise ConfigError("the store needs a file: what is only in memory would not survive")
-    return url.set(drivername="sqlite+pysqlite")
 
 
 def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]) -> Engine:

@@ -23,21 +23,21 @@ BUSY_TIMEOUT = 10.0
 
 
 class SqliteStore(SqlStore):
-    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory must exist.
+    """`Store` on one SQLite file in WAL mode. Its directory must exist.
 
     `clock`: UTC seconds since the epoch, by which leases expire.
     """
 
     def __init__(
         self,
-        url_or_path: str | Path,
+        path: str | Path,
         *,
         busy_timeout: float = BUSY_TIMEOUT,
         clock: Callable[[], float] = time.time,
         migrations: Sequence[Migration] = MIGRATIONS,
         progress: MigrationProgress = logged,
     ) -> None:
-        self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
+        self.database = SqliteDatabase(path, busy_timeout=busy_timeout, clock=clock)
         self.search_index = SearchIndex(self.database.path, busy_timeout)
         super().__init__(self.database, migrations, progress)
 

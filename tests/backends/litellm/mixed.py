@@ -8,8 +8,6 @@ from typing import Any
 
 from PIL import Image
 
-from cli_session_proxy.backends.choosing import Backends
-from cli_session_proxy.backends.claude.backend import ClaudeBackend
 from cli_session_proxy.domain.models import Block, Message, Tool, Turn
 from cli_session_proxy.engine.engine import Engine
 from turnfault.provider.script import Reply as Thought
@@ -24,12 +22,6 @@ WEATHER = Tool("get_weather", "The weather of a city", SCHEMA)
 # What the CLI adds by itself: reminders, and where it put an image.
 OF_THE_CLI = ("<system-reminder>", "[Image: source:")
 MODELS = ("sonnet", "gpt", "gemini")
-
-
-def claude_of(engine: Engine) -> ClaudeBackend:
-    assert isinstance(engine.backend, Backends)
-    assert isinstance(engine.backend.own, ClaudeBackend)
-    return engine.backend.own
 
 
 def picture(number: int) -> Block:
