@@ -351,10 +351,8 @@ class RemoteTalk:
                 with contextlib.suppress(httpx.HTTPError):  # the turn has begun, or the server is gone
                     await self._http.post(f"/v1/chains/{self._agent}/cancel", json=cancel)
 
-    async def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
-        async with aclosing(progress_of(self._http, self._agent_id)) as progress:
-            async for turns in progress:
-                yield turns
+    def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
+        return progress_of(self._http, self._agent_id)
 
     async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
         await self._post("approve", {"approval": approval_id, "decision": decision, "word": word})

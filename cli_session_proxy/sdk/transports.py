@@ -16,7 +16,7 @@ import httpx
 from ..domain.lineage import answer_text
 from ..domain.models import JSON, Block, Message, Tool, Turn, TurnOptions, TurnRequest
 from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, TurnTimeout, UpstreamError, from_dict
-from ..wires.common import encoded_agent_id, fingerprint
+from ..wires.common import calls_for_client, encoded_agent_id, fingerprint
 from ..wires.fields import model_name
 from ..wires.responses.body import response_id, turn_id_of
 from .runtime import Runtime
@@ -84,15 +84,8 @@ async def embedded(here: Runtime, sent: AskRequest) -> AsyncGenerator[AskReply, 
     taken = False
     try:
         turn: Turn = await answer.turn()
-        calls = [block for block in turn.output if block.get("type") == "tool_use"]
-        yield AskReply(
-            turn.id,
-            answer.agent_id,
-            answer_text(turn.output),
-            tuple(Call(block["id"], block["name"], block["input"]) for block in calls)
-            if turn.status == "requires_action"
-            else (),
-        )
+        calls = tuple(Call(block["id"], block["name"], block["input"]) for block in calls_for_client(turn))
+        yield AskReply(turn.id, answer.agent_id, answer_text(turn.output), calls)
         answer.acknowledge()
         taken = True
     finally:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam, cast, func, literal, select, union_all
+from sqlalchemy import Connection, Double, Integer, Text, bindparam, func, literal, select, union_all
 
 from ...domain.models import CancelledBy
 from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
@@ -29,7 +29,6 @@ _THIS_PROXY = proxies.c.id == bindparam("of_proxy")
 _BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
 _JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
 _CLOCK = Prepared(select(_NOW.label("now")))
-_EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locks the row until the end of the transaction: no lease is granted during a write under it.
 LOCK_LEASE = Prepared(
@@ -124,9 +123,7 @@ def acquire(
 
 def _epoch(conn: Connection, former: int) -> int:
     """The epoch of the next grant."""
-    row = _EPOCH.one(conn, {})
-    assert row is not None
-    return max(former + 1, int(row.now))
+    return max(former + 1, int(clock(conn) * 1000))
 
 
 def release(conn: Connection, lease: Lease) -> None:

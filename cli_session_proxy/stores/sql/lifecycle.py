@@ -115,7 +115,6 @@ _TOTALS_ADDED = {name: agents.c[name] + bindparam(f"added_{name}") for name in r
 _NOTHING_ADDED = {f"added_{name}": 0 for name in rows.TOTALS}
 ADD_TOTALS = Prepared(THIS_AGENT.values(**_TOTALS_ADDED))
 TOUCH_AGENT = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
-_TOUCH_AND_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 
 # The statuses that an agent's `failures` counts.
 FAILURES: frozenset[Status] = frozenset({"failed", "refused"})
@@ -376,10 +375,7 @@ def commit(
         save_links(conn, turn.agent_key, kept.links)
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
     totals = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
-    if move_head:
-        _TOUCH_AND_MOVE_HEAD.run(conn, totals | {"head": turn.id})
-    else:
-        TOUCH_AGENT.run(conn, totals)
+    TOUCH_AGENT.run(conn, totals | {"head": turn.id} if move_head else totals)
     return turn
 
 
@@ -416,7 +412,7 @@ def check_status(turn_id: str, statuses: frozenset[Status] | None, row: Row[Any]
 
 
 def totals_added(agent_key: int, **more: float) -> dict[str, float]:
-    """Values for `ADD_TOTALS`, `TOUCH_AGENT` and `_TOUCH_AND_MOVE_HEAD`: what to add to the agent's totals."""
+    """Values for `ADD_TOTALS` and `TOUCH_AGENT`: what to add to the agent's totals."""
     return {"of_agent": agent_key, **_NOTHING_ADDED, **{f"added_{name}": number for name, number in more.items()}}
 
 
