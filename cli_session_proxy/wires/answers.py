@@ -131,7 +131,7 @@ def identity_headers(answer: Answer) -> dict[str, str]:
 
 
 class TurnResponse(Response):
-    """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part.
+    """An ASGI response that delivers a turn, then acknowledges it. `_deliver` is the wire's part.
 
     `call` is None if an earlier request began the turn.
     """

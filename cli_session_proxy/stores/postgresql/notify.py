@@ -28,7 +28,7 @@ def send(conn: Connection, proxy_id: str) -> None:
 
 
 class Listener:
-    """Listens for one proxy. `options`: libpq's, of the store's own connections. Use it on the loop of `open`."""
+    """Listens for one proxy. `options`: libpq's, of the store's own connections. Use it on one event loop only."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options

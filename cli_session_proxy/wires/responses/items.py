@@ -43,8 +43,8 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
     """Parse a string or a list of items. Reasoning, and calls of tools that OpenAI runs, are dropped. Raises
     `InvalidRequest`.
 
-    With `references`, an item may be given by its id. This becomes a message with a single reference block
-    (`reference_of`), which is later replaced by the item.
+    With `references`, an item may be given by its id. This becomes a message with a single block
+    `item_reference`, which `Dialogues` later replaces by the item.
     """
     if isinstance(given, str):
         if not given.strip():
