@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,18 +33,27 @@ CHECK = 200.0
 
 
 @asynccontextmanager
+async def server_of(app: Any, settings: Settings, listener: socket.socket) -> AsyncIterator[Server]:
+    """A server of this app in a task of the test."""
+    server = Server(app, settings)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.ready.wait()
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
 async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES) -> AsyncIterator[str]:
     """The address of a server over a started engine (`settings.port` 0: any), as `base_url` and `api_base` take it."""
     with contextlib.closing(bind(settings)) as listener:
         app = create_app(engine, settings, wires)
-        server = Server(app, settings)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.ready.wait()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            async with server_of(app, settings, listener):
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         finally:
-            server.should_exit = True
-            await task
             if app.state.relay is not None:
                 await app.state.relay.close()
 

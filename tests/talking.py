@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -18,6 +17,8 @@ from cli_session_proxy.domain.models import Message, Turn, TurnOptions, TurnRequ
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
+
+from .outputs import output_of
 
 
 @asynccontextmanager
@@ -77,13 +78,10 @@ async def by_hand(settings: Settings, session_id: str, said: str) -> str:
     """`claude -p --resume <id>` in the agent's sandbox, by a person with the same configuration; the answer."""
     assert settings.claude_bin is not None
     env = {"PATH": os.environ["PATH"], "CLAUDE_CONFIG_DIR": str(settings.claude_config_dir), **settings.claude_env}
-    process = await asyncio.create_subprocess_exec(
+    output = await output_of(
         str(settings.claude_bin), "-p", "--resume", session_id, "--output-format", "json", said,
-        cwd=settings.var / "sandbox" / "agents" / "a", env=env, stdout=asyncio.subprocess.PIPE,
-        stdin=asyncio.subprocess.DEVNULL,
+        cwd=settings.var / "sandbox" / "agents" / "a", env=env,
     )  # fmt: skip
-    async with asyncio.timeout(60):
-        output, _ = await process.communicate()
     answer = json.loads(output)
     assert answer["session_id"] == session_id
     return str(answer["result"])

@@ -7,7 +7,6 @@ is deleted, and the program goes on by its own resume. What is judged is what re
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings, required
 from ..obedient import asked_schema, instance, newest
+from ..outputs import output_of
 from ..serving import serve
 from .programs import MORE, PROGRAMS, Program
 from .relay import Relay, share_kept
@@ -100,19 +100,8 @@ class History:
 
     async def say(self, prompt: str, *, first: bool = False) -> str:
         """What the program printed."""
-        process = await asyncio.create_subprocess_exec(
-            *self.program.command(prompt, first=first), cwd=self.program.work, env=self._env,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(TURN):
-                out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
-        return out.decode()
+        command = self.program.command(prompt, first=first)
+        return await output_of(*command, within=TURN, cwd=self.program.work, env=self._env)
 
 
 def content(number: int) -> str:

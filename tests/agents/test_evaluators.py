@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from turnfault.provider.upstream import Upstream
 from ..conftest import ROOT, MakeSettings, required
 from ..every_wire import chains, proxied
 from ..obedient import newest
+from ..outputs import output_of
 
 TOOLS = ROOT / ".tools" / "evaluators"
 QUESTIONS = 200
@@ -81,20 +81,8 @@ async def test_no_question_sees_another_and_a_list_tells_all_in_one_number(
 ) -> None:  # fmt: skip
     upstream.behave = behave
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root):
-        command = program(root, tmp_path)
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROOT": root, **QUIET}
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(LONGEST):
-                out, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 0, out.decode()[-3000:]
+        await output_of(*program(root, tmp_path), within=LONGEST, cwd=tmp_path, env=env)
         asked = [_QUESTION.findall(str(seen.texts())) for seen in upstream.requests]
         assert {len(set(questions)) for questions in asked} == {1}
         assert len({questions[0] for questions in asked}) == QUESTIONS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from functools import partial
@@ -18,6 +17,7 @@ from turnfault.provider.upstream import Upstream
 from ..conftest import ROOT, MakeSettings, required
 from ..every_wire import proxied
 from ..obedient import newest
+from ..outputs import output_of
 
 PYTHON = ROOT / ".tools" / "frameworks" / "venv" / "bin" / "python"
 # Of what cannot be in one environment with the others.
@@ -60,18 +60,7 @@ async def test_a_framework_has_two_turns_with_a_tool_each(
     upstream.behave = partial(behave, thinks=name == "genai_agent")
     async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROOT": root, **QUIET}
-        process = await asyncio.create_subprocess_exec(
-            str(python), str(PROGRAMS / f"{name}.py"), cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(LONGEST):
-                out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
+        await output_of(str(python), str(PROGRAMS / f"{name}.py"), within=LONGEST, cwd=tmp_path, env=env)
     assert not upstream.refused
     texts = upstream.requests[-1].texts()
     for number in (2,) if name in ALONE else (1, 2):

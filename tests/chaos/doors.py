@@ -73,8 +73,8 @@ class Exchanged:
 class Reader(Protocol):
     """Reads one wire's answer, whole or in pieces. `got` is there at its end, `error` at an event that is one."""
 
-    got: Got | None
-    error: str | None
+    got: Got | None = None
+    error: str | None = None
 
     def feed(self, data: JSON) -> None: ...
 
@@ -290,10 +290,8 @@ def _got(text: str, calls: Sequence[Call], answer_id: str | None = None) -> Got:
     return Got(Answer(text, tuple(call.token for call in calls)), tuple(calls), answer_id)
 
 
-class _ChatReader:
+class _ChatReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._text = ""
         self._calls: dict[int, list[str]] = {}
 
@@ -314,10 +312,8 @@ class _ChatReader:
                 self.got = _got(self._text, [Call(one, token(json.loads(said))) for one, said in self._calls.values()])
 
 
-class _ResponsesReader:
+class _ResponsesReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._texts: dict[str, str] = {}  # of each item
 
     def feed(self, data: JSON) -> None:
@@ -345,10 +341,8 @@ class _ResponsesReader:
         return _got(TEXT_JOIN.join(said), calls, response["id"])
 
 
-class _MessagesReader:
+class _MessagesReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._blocks: dict[int, JSON] = {}
         self._stop_reason = ""
 
@@ -385,10 +379,8 @@ class _MessagesReader:
         self.got = _got(TEXT_JOIN.join(block["text"] for block in blocks if block["type"] == "text"), calls)
 
 
-class _GenerateReader:
+class _GenerateReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._text = ""
         self._calls: list[Call] = []
 
@@ -407,10 +399,8 @@ class _GenerateReader:
                 self.got = _got(self._text, self._calls)
 
 
-class _OllamaReader:
+class _OllamaReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._text = ""
         self._calls: list[Call] = []
 
@@ -428,10 +418,8 @@ class _OllamaReader:
             self.got = _got(self._text, self._calls)
 
 
-class _InteractionsReader:
+class _InteractionsReader(Reader):
     def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
         self._texts: dict[int, str] = {}  # of each step
 
     def feed(self, data: JSON) -> None:
@@ -458,12 +446,8 @@ class _InteractionsReader:
         self.got = _got(TEXT_JOIN.join(self._texts.values() if streamed else said), calls, interaction["id"])
 
 
-class _EngineReader:
+class _EngineReader(Reader):
     """Of what `asking.main` prints."""
-
-    def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
 
     def feed(self, data: JSON) -> None:
         if "error" in data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings, required
 from ..matrix import rest_in_full
+from ..outputs import output_of
 from .remembering import answer_to, facts, served_without_cli
 
 TALK = Path(__file__).parent / "ai_sdk" / "talk.mjs"
@@ -28,18 +28,10 @@ def packages() -> Path:
 
 async def talk(packages: Path, wire: str, url: str, texts: list[str], *, script: Path = TALK) -> list[str]:
     with script.open("rb") as program:
-        child = await asyncio.create_subprocess_exec(
-            "node", "--input-type=module", "-", wire, url, json.dumps(texts),
-            stdin=program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=packages,
+        said = await output_of(
+            "node", "--input-type=module", "-", wire, url, json.dumps(texts), stdin=program, cwd=packages,
             env={"PATH": os.environ["PATH"], "AI_SDK_LOG_WARNINGS": "false"},
         )  # fmt: skip
-    try:
-        said, complaints = await asyncio.wait_for(child.communicate(), 60)
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-    assert child.returncode == 0, complaints.decode()
     answers: list[str] = json.loads(said)
     return answers
 

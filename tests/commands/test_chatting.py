@@ -21,7 +21,7 @@ from cli_session_proxy.domain.approvals import Verdict
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
-from cli_session_proxy.http.server import Server, create_app
+from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Profile, Settings
 from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.upstream import Upstream
@@ -29,6 +29,7 @@ from turnfault.provider.upstream import Upstream
 from ..conftest import ROOT, MakeSettings
 from ..files import files
 from ..scripted import Asker, Scripted, delta
+from ..serving import server_of
 from ..talking import ask, heard, running
 from ..until import until
 
@@ -263,12 +264,12 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
     async with running(settings) as engine:
         listener = bind(settings)
         app = create_app(engine, settings)
-        server = Server(app, settings)
         with listener, announced(settings.var, listener) as app.state.served_secret:
-            task = asyncio.create_task(server.serve(sockets=[listener]))
-            await server.ready.wait()
             await ask(engine, "remember: the number is seven", agent="shared")
-            async with chatting(settings, "--agent-id", "shared") as terminal:
+            async with (
+                server_of(app, settings, listener),
+                chatting(settings, "--agent-id", "shared") as terminal,
+            ):
                 await terminal.see("over http://127.0.0.1:")
                 terminal.type("what is the number?\n")
                 await terminal.see("number is seven.")
@@ -291,8 +292,6 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
                 assert await left(terminal) == 0
             assert heard(upstream) == ["remember: the number is seven", "one \ntwo"]
             assert upstream.requests[-1].body["model"].startswith("claude-opus")
-            server.should_exit = True
-            await task
 
 
 async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSettings) -> None:
@@ -309,11 +308,8 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
     await engine.start()
     listener = bind(settings)
     app = create_app(engine, settings)
-    server = Server(app, settings)
     with listener, announced(settings.var, listener) as app.state.served_secret:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.ready.wait()
-        async with chatting(settings, "--agent-id", "a") as terminal:
+        async with server_of(app, settings, listener), chatting(settings, "--agent-id", "a") as terminal:
             await terminal.see("› ")
             terminal.type("do it\n")
             await terminal.see("[waits for a person's approval: may Bash run?]")
@@ -344,8 +340,6 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
             await terminal.see("› ")
             terminal.type("\x04")
             assert await left(terminal) == 0
-        server.should_exit = True
-        await task
     await engine.stop()
     assert [(verdict.outcome, verdict.word) for _, verdict in asker.told] == [
         ("allowed", None), ("denied", "put it elsewhere"), ("allowed", None),

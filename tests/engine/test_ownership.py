@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,9 @@ class SlowToAsk(SqliteStore):
         super().__init__(settings.var / FILE)
         self.goes_on = asyncio.Event()
 
-    async def acquire(
-        self,
-        agent_key: int,
-        proxy: Proxy,
-        *,
-        dead: Collection[str] = (),
-        awake: Callable[[], bool] = lambda: True,
-        asks: bool = True,
-    ) -> Granted | LeaseHeld:
+    async def acquire(self, agent_key: int, proxy: Proxy, **more: Any) -> Granted | LeaseHeld:
         await self.goes_on.wait()
-        return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
+        return await super().acquire(agent_key, proxy, **more)
 
 
 class Counting(SqliteStore):
@@ -152,18 +144,10 @@ class SleepsAsItAsks(SqliteStore):
 
     slept, asks_made = 0.0, 0
 
-    async def acquire(
-        self,
-        agent_key: int,
-        proxy: Proxy,
-        *,
-        dead: Collection[str] = (),
-        awake: Callable[[], bool] = lambda: True,
-        asks: bool = True,
-    ) -> Granted | LeaseHeld:
+    async def acquire(self, agent_key: int, proxy: Proxy, **more: Any) -> Granted | LeaseHeld:
         self.asks_made += 1
         self.slept = 2 * proxy.lease
-        return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
+        return await super().acquire(agent_key, proxy, **more)
 
 
 async def test_a_machine_that_sleeps_while_a_proxy_asks_for_an_agent_fences_nobody_out(

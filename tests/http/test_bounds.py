@@ -24,6 +24,7 @@ from cli_session_proxy.settings import Settings
 from ..engine.test_core import Model, core
 from ..fakes import Step, hello
 from ..no_cli import no_cli
+from ..serving import server_of
 from ..serving import serving as serving_engine
 from ..until import until
 from .test_connection import ASK, answer, listening
@@ -228,14 +229,8 @@ async def test_where_all_connections_are_in_use_a_new_one_is_told_to_come_back(
 async def served(app: Any, tmp_path: Path) -> AsyncIterator[int]:
     settings = Settings(var=tmp_path / "var", port=0)
     with contextlib.closing(bind(settings)) as listener:
-        server = Server(app, settings)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.ready.wait()
-        try:
+        async with server_of(app, settings, listener):
             yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            await task
 
 
 @pytest.mark.parametrize("patience", [60.0, 0.0])

@@ -5,39 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-
-import httpx
-from pydantic import SecretStr
 
 from cli_session_proxy.backends.base import Retried
 from cli_session_proxy.domain.models import JSON
-from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.settings import Settings
 
-from ..scripted import RETRY, Scripted, delta
-from ..serving import serving
+from ..scripted import RETRY, delta
 from ..talking import request
+from .test_approvals import ALICE, BOB, served
 
-KEYS = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
-ALICE, BOB = ({"X-Api-Key": key} for key in KEYS.values())
-
-
-@asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[tuple[Engine, Scripted, httpx.AsyncClient]]:
-    keys = {name: SecretStr(key) for name, key in KEYS.items()}
-    settings = Settings(var=tmp_path / "var", port=0, keys=keys, disconnect_grace=60.0)
-    backend = Scripted([delta("The colour "), None, Retried(RETRY), None, delta("is teal."), None])
-    engine = Engine(settings, backend=backend)
-    await engine.start()
-    try:
-        async with serving(engine, settings) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
-            yield engine, backend, http
-    finally:
-        for _ in backend.steps:
-            backend.go.release()
-        await engine.stop()
+STEPS = (delta("The colour "), None, Retried(RETRY), None, delta("is teal."), None)
 
 
 async def progress(lines: AsyncIterator[str]) -> list[JSON]:
@@ -50,7 +27,7 @@ async def progress(lines: AsyncIterator[str]) -> list[JSON]:
 
 
 async def test_the_stream_tells_the_text_and_what_is_waited_for_to_the_owner_alone(tmp_path: Path) -> None:
-    async with running(tmp_path) as (engine, backend, http):
+    async with served(tmp_path, STEPS) as (engine, backend, http):
         answer = await engine.submit(request("hello", owner="alice"))
         await backend.reached.acquire()
         assert (await http.get("/chains/a/events?live=1", headers=BOB)).status_code == 404
@@ -71,7 +48,7 @@ async def test_the_stream_tells_the_text_and_what_is_waited_for_to_the_owner_alo
 
 
 async def test_a_turn_is_cancelled_by_its_owner_and_by_no_other_page(tmp_path: Path) -> None:
-    async with running(tmp_path) as (engine, backend, http):
+    async with served(tmp_path, STEPS) as (engine, backend, http):
         answer = await engine.submit(request("hello", owner="alice"))
         await backend.reached.acquire()
         body = {"turn": answer.turn_id}

@@ -51,20 +51,21 @@ def coming(path: Path) -> int:
     return found
 
 
+def held(reached: threading.Event, go_on: threading.Event) -> Iterator[ChainPart]:
+    """The turns; those of the second piece wait."""
+    for at, part in enumerate(turns()):
+        if at == importing.PIECE_TURNS + 1:
+            reached.set()
+            assert go_on.wait(SOON)
+        yield part
+
+
 async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
-
-    def parts() -> Iterator[ChainPart]:
-        for at, part in enumerate(turns()):
-            if at == importing.PIECE_TURNS + 1:
-                reached.set()
-                assert go_on.wait(SOON)
-            yield part
-
     one, two = SqliteStore(path), SqliteStore(path)
     await one.open()
     await two.open()
-    bringing = asyncio.create_task(one.import_chain(NEW, parts()))
+    bringing = asyncio.create_task(one.import_chain(NEW, held(reached, go_on)))
     assert await asyncio.to_thread(reached.wait, SOON)
     assert coming(path) == 1
     for number, store in enumerate((one, two)):
@@ -147,17 +148,9 @@ async def test_what_a_dead_import_left_is_cleared_away_and_what_a_living_one_has
 
 async def test_an_import_that_is_cancelled_leaves_nothing(path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
-
-    def parts() -> Iterator[ChainPart]:
-        for at, part in enumerate(turns()):
-            if at == importing.PIECE_TURNS + 1:
-                reached.set()
-                assert go_on.wait(SOON)
-            yield part
-
     store = SqliteStore(path)
     await store.open()
-    bringing = asyncio.create_task(store.import_chain(NEW, parts()))
+    bringing = asyncio.create_task(store.import_chain(NEW, held(reached, go_on)))
     assert await asyncio.to_thread(reached.wait, SOON)
     bringing.cancel()
     await asyncio.sleep(0)

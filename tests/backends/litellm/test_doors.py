@@ -21,6 +21,7 @@ from turnfault.provider.upstream import Upstream
 
 from ...conftest import ROOT
 from ...litellm_offline import offline_environment
+from ...outputs import output_of
 from ...serving import serving
 from ...talking import running
 from .servers import Provider, Reply, texts
@@ -201,9 +202,6 @@ async def test_litellm_is_imported_only_where_a_model_is_configured(tmp_path: Pa
         "from cli_session_proxy.http import server\nfrom cli_session_proxy.engine.engine import Engine\n"
         "Engine(s)\nprint([one for one in ('litellm', 'openai', 'aiohttp', 'claude_agent_sdk') if one in sys.modules])"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
-        env=offline_environment(PYTHONPATH=str(ROOT), HOME=str(tmp_path)),
-    )  # fmt: skip
-    out, _ = await process.communicate()
-    assert out.decode().strip() == str(["litellm", "openai", "aiohttp"] if models else [])
+    env = offline_environment(PYTHONPATH=str(ROOT), HOME=str(tmp_path))
+    out = await output_of(sys.executable, "-c", program, cwd=tmp_path, env=env)
+    assert out.strip() == str(["litellm", "openai", "aiohttp"] if models else [])

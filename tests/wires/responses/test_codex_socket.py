@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from turnfault.provider.upstream import Upstream
 
 from ...conftest import ROOT, MakeSettings, required
 from ...every_wire import proxied, the_one_chain
+from ...outputs import output_of
 
 CODEX = ROOT / ".tools" / "agents" / "node_modules" / ".bin" / "codex"
 TURN = 120.0  # seconds: it starts Node.js and a sandbox first
@@ -41,23 +41,12 @@ async def test_codex_talks_over_its_socket_and_resumes(
             "model_providers.p.supports_websockets": "true", "check_for_update_on_startup": "false",
         }  # fmt: skip
         told = [part for name, value in provider.items() for part in ("-c", f"{name}={value}")]
-        first, *rest = arguments
+        *before, last = arguments
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "dumb", "K": "none", "CODEX_HOME": str(home)}
-        process = await asyncio.create_subprocess_exec(
-            str(required(CODEX, "make tools", what="Codex")), "exec", *([first] if rest else []),
-            *(rest[:-1] if rest else []), "--skip-git-repo-check", *told, (rest or [first])[-1],
-            cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        return await output_of(
+            str(required(CODEX, "make tools", what="Codex")), "exec", *before, "--skip-git-repo-check", *told, last,
+            within=TURN, cwd=tmp_path, env=env,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(TURN):
-                out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
-        return out.decode()
 
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root):
         upstream.when("look", ToolUse([("mcp__client__functions__exec", {"input": "text(6 * 7)"})]))
