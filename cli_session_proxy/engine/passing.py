@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -143,5 +144,7 @@ def _id_of(var: Path) -> str:
     if not path.exists():
         new = var / f".{uuid.uuid4().hex}.id"
         new.write_text(uuid.uuid4().hex)
-        new.rename(path)
+        with suppress(FileExistsError):  # another proxy has just written it
+            path.hardlink_to(new)
+        new.unlink()
     return path.read_text()

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from websockets.asyncio.client import connect
 
 from cli_session_proxy.domain.models import Agent, Delivery, TurnRequest
+from cli_session_proxy.engine import passing
 from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import StoreUnavailable
@@ -1573,6 +1574,17 @@ async def test_hosts_of_one_name_and_one_path_are_two_and_proxies_on_one_var_are
     beside = Host(postgres_url, tmp_path / "host0")
     async with cluster(postgres_url, tmp_path) as (one, two), up(beside):
         assert name(one) == name(beside) != name(two)
+
+
+def test_of_two_proxies_that_begin_to_use_a_var_at_once_both_have_its_one_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    var = tmp_path / "var"
+    var.mkdir()
+    first = passing._id_of(var)
+    monkeypatch.setattr(Path, "exists", lambda _: False)  # as the other one saw it
+    assert passing._id_of(var) == first
+    assert [path.name for path in var.iterdir()] == ["id"]
 
 
 @pytest.mark.parametrize("is_there", [True, False])
