@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import re
-from collections.abc import AsyncIterator, Iterable, Sized
+from collections.abc import AsyncIterator, Iterable, Mapping, Sized
 from functools import lru_cache
 from typing import Any, TypeGuard
 
@@ -22,6 +23,8 @@ from ..errors import InvalidRequest
 DEPTH = 128
 # Nesting in frames and records of the CLI: it wraps a call's arguments five times, and its own tools may nest deeper.
 CLI_DEPTH = 400
+# In a frame fewer: a record that is made of frames nests deeper than they do, and an import has to take it.
+FRAME_DEPTH = CLI_DEPTH - 8
 # JSON values in one body, including the arguments of calls, which some wires send as text. 20,000 messages of one block
 # and their tools have 150,000; to receive so many from another process takes 30 ms.
 VALUES = 200_000
@@ -62,18 +65,23 @@ def no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def finite(text: str) -> float:
+    """Refuse too large numbers: Python reads them as infinity, which JSON does not have."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text[:40]} is no number of JSON")
+    return number
+
+
 def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
-    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for NaN and
-    Infinity."""
+    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for values that other
+    programs do not take for JSON: NaN, Infinity, and numbers that Python reads as infinity."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
-    # Few texts have one of these words, so most need no special decoder.
-    constant = no_constant if strict and ("NaN" in text or "Infinity" in text) else None
     try:
-        if constant is not None or text[:1] in _BEFORE:
-            value = json.loads(text, parse_constant=constant)
+        if text[:1] in _BEFORE:
+            value = json.loads(text, **(STRICT if strict else {}))
         else:
-            value, end = _decoder.raw_decode(text)
+            value, end = (_strict_decoder if strict else _decoder).raw_decode(text)
             if end != len(text) and (rest := text[end:].lstrip(_BLANKS)):
                 raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     except RecursionError as exc:  # its depth depends on Python's version
@@ -86,6 +94,8 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
 
 # `json.loads` also looks for blanks around the text, which takes as long as the rest of a short one.
 _decoder = json.JSONDecoder()
+STRICT: Mapping[str, Any] = {"parse_constant": no_constant, "parse_float": finite}
+_strict_decoder = json.JSONDecoder(**STRICT)
 _BLANKS = " \t\n\r"
 _BEFORE = f"{_BLANKS}\ufeff"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import re
 import time
 import uuid
@@ -21,7 +20,7 @@ from typing import IO, Any, Literal, Protocol
 from ..domain import legacy
 from ..domain.client_tools import checked
 from ..domain.forms import restore
-from ..domain.limits import CLI_DEPTH, LINE_VALUES, TURN_VALUES, conversation_id, is_deeper, is_dense, no_constant
+from ..domain.limits import CLI_DEPTH, LINE_VALUES, STRICT, TURN_VALUES, conversation_id, is_deeper, is_dense
 from ..domain.models import JSON, Conversation, Item, Link, Record, Session, Turn
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
@@ -182,17 +181,10 @@ def _parsed(path: Source, number: int, raw: bytes) -> JSON:
 
 def _loads(text: bytes | str) -> Any:
     """Parses strict JSON. Raises `ValueError` for NaN or too large a number, `RecursionError` for too many levels."""
-    value = json.loads(text, parse_constant=no_constant, parse_float=_number)
+    value = json.loads(text, **STRICT)
     if is_deeper(value, DEEPEST):
         raise RecursionError
     return value
-
-
-def _number(text: str) -> float:
-    """Refuse too large numbers: Python reads them as infinity, which JSON does not have."""
-    if math.isinf(number := float(text)):
-        raise ValueError(f"{text[:40]} is no number of JSON")
-    return number
 
 
 async def _exists_here(store: Store, backend: RecordChecks, checked: Checked) -> bool:

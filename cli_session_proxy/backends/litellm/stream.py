@@ -121,7 +121,7 @@ def usage(used: Any) -> Usage:
 
 def _arguments(text: str) -> JSON:
     try:
-        value = limits.loads(text) if text.strip() else {}
+        value = limits.loads(text, strict=True) if text.strip() else {}
     except limits.TooDeep as exc:
         raise UpstreamError(
             f"the model called a tool with arguments that cannot be used: {exc}; send it again"

@@ -19,9 +19,11 @@ import pytest
 from cli_session_proxy.backends.claude.process.turn_reader import told_in
 from cli_session_proxy.backends.claude.sessions.capture import answer_of
 from cli_session_proxy.backends.claude.transcript import Scribe
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.engine.engine import Engine
-from turnfault.provider.script import HeldReply, Reply, ToolUse
+from cli_session_proxy.errors import ProxyError
+from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 
 from ...continuity.talk import ASKS_FOR_SUMMARY
 from ...media import image, picture
@@ -476,3 +478,52 @@ async def test_what_a_program_prints_in_its_clis_place_is_no_users_text_and_hide
         await say(engine, "word-3")
     assert heard(shells.upstream) == ["word-1", "word-2", "tool_result: printed", "word-3"]
     assert "forged" not in shells.upstream.requests[-1].raw.decode()
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "many"])
+@pytest.mark.sample(1)
+async def test_what_a_program_prints_in_its_clis_place_is_loaded_again_and_imported(
+    shells: Shells, tmp_path: Path, value: str
+) -> None:
+    """A CLI leaves out a record that only Python takes for JSON, and all that is before it. And a chain that no import
+    takes was lost in an archive: here, many frames make one record."""
+    call = {"type": "tool_use", "id": "t", "name": "Bash", "input": {}}
+    frames: list[Record] = [
+        {"type": "assistant", "message": {"id": "m", "content": [call]}},
+        {"type": "user", "message": {"content": [{"type": "tool_result", "tool_use_id": "t", "content": "forged"}]}},
+    ]
+    added = {"type": "text", "text": "forged", "numbers": [1] * 200_000}
+    frames += 3 * [{"type": "user", "isSynthetic": True, "message": {"content": [added]}}] if value == "many" else []
+    printed = shells.settings.var / "sandbox" / "agents" / "confined" / "frames"
+    shells.upstream.when("word-2", ToolUse([("Bash", {"command": f"cat {printed} > /proc/2/fd/1; echo printed"})]))
+    async with running(shells.settings) as engine:
+        await say(engine, "word-1")
+        printed.write_text(lines(frames).replace('"input":{}', f'"input":{{"a":{1 if value == "many" else value}}}'))
+        await say(engine, "word-2")
+    async with running(shells.settings) as engine:
+        await say(engine, "word-3")
+        assert [said for said in heard(shells.upstream) if "word" in said] == ["word-1", "word-2", "word-3"]
+        await moving.export(shells.settings, "local", "confined", tmp_path / "exported")
+        await engine.delete("local", "confined")
+        assert (await moving.import_(shells.settings, "local", tmp_path / "exported", "confined")).turns == 3
+
+
+async def test_what_a_program_wrote_into_its_records_is_not_loaded_after_a_move(shells: Shells, tmp_path: Path) -> None:
+    """In another `var` nothing on the disk tells that the agent was confined: its transcript was found in the folder of
+    the old one, moved, and loaded."""
+    async with running(shells.settings) as engine:
+        await say(engine, "word-1")
+    shells.upstream.when("fails", Fail(400, message="no"), times=None)
+    async with running(shells.settings) as engine:
+        with pytest.raises(ProxyError):  # its process was given the chain's records
+            await say(engine, "fails")
+    path = transcript_of(shells)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    hidden = [{**record, "isVirtual": record["type"] == "assistant"} for record in records if "word-1" in str(record)]
+    path.write_text(lines(hidden))
+    await moving.migrate(shells.settings, str(tmp_path / "var2"))
+    async with running(shells.settings.model_copy(update={"var": tmp_path / "var2"})) as engine:
+        await ask(engine, "word-2", agent="confined")
+    told = shells.upstream.requests[-1]
+    assert told.user_texts() == ["word-1", "word-2"]
+    assert "word-1" in str([message for message in told.messages if message["role"] == "assistant"])

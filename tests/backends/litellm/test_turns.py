@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.litellm import messages, stream
 from cli_session_proxy.backends.litellm.messages import Rendering
-from cli_session_proxy.domain.client_tools import CallIds, short_name
+from cli_session_proxy.domain.client_tools import UNPARSED, CallIds, short_name
 from cli_session_proxy.domain.models import BlockDelta, Message, Tool, ToolChoice
 from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine
@@ -405,3 +405,10 @@ def test_an_answer_in_many_pieces_takes_no_longer_than_its_length_is_worth_and_h
         assert not [list(answer.feed(chunk)) for _ in range(10)]
     used = stream.usage(SimpleNamespace(prompt_tokens=10**30, completion_tokens=-5))
     assert (used.prompt_tokens, used.output_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_arguments_that_only_python_takes_for_json_are_kept_as_a_text(number: str) -> None:
+    """No CLI could load the record of such a call, and no import takes it."""
+    said = f'{{"lives": {number}}}'
+    assert stream._arguments(said) == {UNPARSED: said}

@@ -133,10 +133,11 @@ def parse(line: bytes) -> JSON | None:
     if limits.is_dense(line):
         raise FrameTooDense(f"a line of more than {limits.LINE_VALUES} values")
     try:
-        frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # never as UTF-16
+        # Never as UTF-16. Strictly: no CLI could load a record with what only Python takes for JSON.
+        frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.FRAME_DEPTH, strict=True)
     except limits.TooDeep as exc:
         if line.lstrip().startswith(b"{"):
-            raise FrameTooDeep(f"a frame that is nested deeper than {limits.CLI_DEPTH} levels") from exc
+            raise FrameTooDeep(f"a frame that is nested deeper than {limits.FRAME_DEPTH} levels") from exc
         return None
     except ValueError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +25,7 @@ T = TypeVar("T")
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 PIECES = frozenset({"text", "thinking", "signature"})  # fields of deltas
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
-LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool's name, a call's id, a reason
+LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a field's name; of a tool's name, a call's id, a reason
 FEW = 32  # fields that are kept of a retry or a compaction
 # Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
@@ -32,6 +33,7 @@ HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took half the answe
 ENDS = ("end_turn", "stop_sequence")  # stop reasons after which the CLI sends no more requests
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _PROMPTS = "user_message_uuids"
+_CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 REFUSAL = "refusal"
 # A refusal in a result of a CLI without partial messages: 1.0 has no other sign of it (1.0.120).
 _POLICY = "appears to violate our Usage Policy"
@@ -366,7 +368,7 @@ class TurnReader:
             is_error=half_is_reported or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=_short(str(frame.get("subtype", ""))),
             text=HALF_AN_ANSWER if half_is_reported else text,
-            stop_reason=_short(_text(frame.get("stop_reason"))),
+            stop_reason=_code(frame.get("stop_reason")),
             terminal_reason=_short(_text(frame.get("terminal_reason"))),
             api_error_status=status if isinstance(status, int) else None,
             usage=_usage(_dict(frame.get("usage"))).minus(self._reported),
@@ -427,7 +429,8 @@ def told_in(frame: JSON | None) -> JSON | None:
     if frame is None or frame.get("parent_tool_use_id") is not None or frame.get("type") not in ("assistant", "user"):
         return None
     message, by_cli = _dict(frame.get("message")), frame.get("isSynthetic") or frame.get("isMeta")
-    content = _blocks(message)
+    # The provider would refuse a call without arguments, and all turns that follow.
+    content = [one for one in _blocks(message) if one.get("type") != "tool_use" or isinstance(one.get("input"), dict)]
     is_words = frame["type"] == "assistant" and message.get("model") != SYNTHETIC_MODEL
     is_result = frame["type"] == "user" and any(block.get("type") == "tool_result" for block in content)
     is_summary = any(str(block.get("text", "")).startswith(_SUMMARY) for block in content)
@@ -442,6 +445,11 @@ def _dict(value: object) -> JSON:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _code(value: object) -> str | None:
+    """A provider's code. Anything else was forged, and no import would take it."""
+    return value if isinstance(value, str) and _CODE.fullmatch(value) else None
 
 
 def _short(value: T) -> T:
@@ -471,8 +479,12 @@ def _blocks(message: JSON) -> list[Block]:
 
 def _is_sound(piece: JSON) -> bool:
     """Whether a block is valid: names are short texts, and text and thinking have their field. Frames may be forged,
-    and later readers rely on this."""
-    kind = piece.get("type")
+    and later readers rely on this. Marks for a cache, which no CLI prints, are invalid: with more than four of them the
+    provider would refuse the turn, and all that follow."""
+    kind, inner = piece.get("type"), piece.get("content")
+    marked = [piece, *inner] if isinstance(inner, list) else [piece]
+    if any(isinstance(one, dict) and "cache_control" in one for one in marked):
+        return False
     words = _WORDS_OF.get(kind) if isinstance(kind, str) else None
     if words is not None and words not in piece:
         return False
@@ -488,7 +500,7 @@ def _is_sound(piece: JSON) -> bool:
 
 
 _NAMES = frozenset({"type", "id", "tool_use_id", "name"})
-_TEXTS = _NAMES | {"text", "thinking", "signature", "partial_json", "data"}
+_TEXTS = _NAMES | {"text", "thinking", "signature", "partial_json", "data", "title"}
 _WORDS_OF = {
     "text": "text", "thinking": "thinking", "text_delta": "text", "thinking_delta": "thinking",
     "signature_delta": "signature", "input_json_delta": "partial_json",
@@ -517,5 +529,5 @@ def _block_of(pieces: Sequence[Block]) -> Block:
 def _cache_miss(diagnostics: JSON) -> CacheMiss | None:
     """Why the provider's cache missed; available if the CLI's account has cache diagnostics."""
     said = _dict(diagnostics.get("cache_miss_reason"))
-    reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
-    return CacheMiss(reason[:LONGEST_REASON], count(tokens) or None) if reason else None
+    reason, tokens = _code(said.get("type")), said.get("cache_missed_input_tokens")
+    return None if reason is None else CacheMiss(reason, count(tokens) or None)

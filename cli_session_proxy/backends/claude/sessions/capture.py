@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ....domain import client_tools
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.forms import replace
+from ....domain.limits import is_dense
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.options import ParameterName
 from ....errors import SessionBusy
@@ -405,7 +406,8 @@ def _is_answer(told: Parsed, ready: LiveSession, outcome: TurnOutcome) -> bool:
     said, expected = (
         "".join(b["text"] for b in of if b.get("type") == "text") for of in (blocks, outcome.as_cli_has_it)
     )
-    if not all(entry.sound for entry in told.entries):
+    # A program may have printed so much that no import would take it.
+    if not all(entry.sound and not is_dense(entry.line.encode()) for entry in told.entries):
         return False
     if outcome.stopped:
         return said.startswith(expected) or expected.startswith(said)

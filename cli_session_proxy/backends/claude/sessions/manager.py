@@ -514,7 +514,7 @@ class Sessions:
             return await self._repairs.write_first(context, parent, session, path)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
-        if verdict.found == "equal" and not self._sandboxes.was_confined(context.job.agent.dir):
+        if verdict.found == "equal" and not paths.may_be_forged(self._sandboxes, context.job.agent, parent):
             seen = Evidence(verified=verdict.note)
             if self._pool.peek(session.id) is None:
                 return await self._repairs.as_it_is(context, parent, session, verdict.mark, seen)

@@ -1,11 +1,12 @@
-"""A path of the chain in the form that the model is shown (see `transcript.mending`)."""
+"""A path of the chain as the model is shown it (see `transcript.mending`), and whether its transcript counts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from ....domain.models import Record, Turn
+from ....domain.models import Agent, Record, Turn
+from ....sandbox import Sandboxes
 from ....stores.base import Store
 from .. import transcript
 from ..transcript import mending
@@ -15,6 +16,12 @@ NAME = "claude"  # stored with the turns of this backend
 OWN = (None, NAME)
 # Characters of records that are parsed on the event loop, in about a millisecond.
 SHORT = 64 * 1024
+
+
+def may_be_forged(sandboxes: Sandboxes, agent: Agent, parent: Turn) -> bool:
+    """Whether programs of a confined agent can have written the transcript of the path to this turn. Where the store
+    was moved to another `var`, or a proxy with another `var` goes on with the agent, only the turn tells that."""
+    return sandboxes.was_confined(agent.dir) or parent.evidence.records == "reported"
 
 
 async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:

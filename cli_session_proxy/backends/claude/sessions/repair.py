@@ -232,7 +232,7 @@ class Repairs:
         exchange is unfinished.
         """
         verdict = await self.check(path, session, parent)
-        if self._projects.sandboxes.was_confined(context.job.agent.dir):
+        if paths.may_be_forged(self._projects.sandboxes, context.job.agent, parent):
             # Its programs may have written there what a CLI loads, and we do not read. It is written anew in any case.
             others = context.capability.tags and await tails.has_others(self._store, context.job.agent, verdict)
             if others or verdict.found in ("missing", "unreadable"):
@@ -260,7 +260,7 @@ class Repairs:
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
-        if self._projects.sandboxes.was_confined(agent.dir):  # its programs can write the same
+        if paths.may_be_forged(self._projects.sandboxes, agent, parent):  # its programs can write the same
             return None
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.broken or not transcript.is_complete(verdict.tail):

@@ -201,7 +201,7 @@ def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
             continue
         try:
             line = raw.decode("utf-8").rstrip("\r\n")
-            value = limits.loads(line, limits.CLI_DEPTH)
+            value = limits.loads(line, limits.CLI_DEPTH, strict=True)
         except ValueError:
             broken += 1
             continue

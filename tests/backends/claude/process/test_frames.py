@@ -26,7 +26,7 @@ from cli_session_proxy.backends.claude.process.frames import (
     unsafe_prompt,
     user_frame,
 )
-from cli_session_proxy.backends.claude.process.turn_reader import LONGEST_NAME, TurnReader
+from cli_session_proxy.backends.claude.process.turn_reader import LONGEST_NAME, TurnReader, told_in
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Tool, ToolChoice, Usage
 
@@ -78,14 +78,16 @@ def test_a_line_over_the_cap_is_an_error_whether_it_ends_or_not() -> None:
             LineSplitter(cap=3).feed(chunk)
 
 
-@pytest.mark.parametrize("line", [b"", b"warning", b"[1]", b"\xff\x00", b"[" * 100_000, b'{"cut": '])
+@pytest.mark.parametrize(
+    "line", [b"", b"warning", b"[1]", b"\xff\x00", b"[" * 100_000, b'{"cut": ', b'{"a":NaN}', b'{"a":1e999}']
+)
 def test_what_is_no_frame_is_none(line: bytes) -> None:
     assert parse(line) is None
 
 
-@pytest.mark.parametrize("levels", [500, 1100, 100_000])
+@pytest.mark.parametrize("levels", [396, 1100, 100_000])
 def test_a_frame_that_nests_too_deep_is_an_error_as_the_cli_may_wait_for_its_answer(levels: int) -> None:
-    with pytest.raises(FrameTooDeep, match="deeper than 400 levels"):
+    with pytest.raises(FrameTooDeep, match="deeper than 392 levels"):
         parse(b'{"a":' * levels + b"1" + b"}" * levels)
 
 
@@ -541,3 +543,31 @@ async def test_what_a_shell_makes_up_in_a_clis_place_breaks_no_reader(name: str,
             if isinstance(event, ToolActivity):
                 assert all(isinstance(event.entry.get(one), str | None) for one in ("id", "tool_use_id", "name"))
     live.finish(live.turn)
+
+
+MARKED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": "x", "title": 5}, MARKED, {"type": "tool_use", "id": "t", "name": "n", "input": []},
+        {"type": "tool_use", "id": "t", "name": "n"}, {"type": "tool_result", "tool_use_id": "t", "content": [MARKED]},
+    ],
+    ids=["a title", "a mark", "a list of arguments", "no arguments", "a mark in a result"],
+)  # fmt: skip
+def test_a_block_that_no_provider_or_no_import_takes_is_left_out(block: dict[str, Any]) -> None:
+    """A program of a confined agent can print one: the provider refused all later turns."""
+    frame = {"type": "assistant", "message": {"id": "m", "model": "x", "content": [block, text("said")]}}
+    [said] = [event for event in TurnReader(FRAME).feed(frame) if isinstance(event, AssistantMessage)]
+    assert said.blocks == (text("said"),)  # a tool's call is in no answer
+    assert told_in(frame) == {"role": "assistant", "id": "m", "model": "x", "content": [text("said")]}
+
+
+def test_a_code_that_no_import_takes_is_none() -> None:
+    why = {"diagnostics": {"cache_miss_reason": {"type": "messages changed"}}, "stop_reason": None}
+    reader = TurnReader(FRAME)
+    reader.feed({"type": "stream_event", "event": {"type": "message_delta", "delta": why}})
+    end = {"type": "result", "subtype": "success", "result": "x", "stop_reason": "end of turn"}
+    [ended] = [event for event in reader.feed({**end, "user_message_uuids": [FRAME]}) if isinstance(event, Result)]
+    assert (ended.stop_reason, ended.cache_miss) == (None, None)
