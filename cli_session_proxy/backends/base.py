@@ -487,9 +487,10 @@ class Backend(ABC):
         """The name under which the Claude Agent SDK keeps sessions of the agent's directory."""
         return agent.dir
 
-    async def lines_of(self, session: Session) -> Sequence[str]:
-        """The session's transcript as the chain has it. Takes time in proportion to its path."""
-        return ()
+    async def lines_of(self, session: Session, waiting: Sequence[Record]) -> Sequence[str]:
+        """The session's transcript as the chain has it, then the lines that are not turns yet, so that a CLI goes on
+        from all of them. Takes time in proportion to its path."""
+        return [record.line for record in waiting]
 
     def has_end_of_answer(self, records: Sequence[Record]) -> bool:
         """Whether one of these records can be the end of an answer. Only then all waiting records are read."""

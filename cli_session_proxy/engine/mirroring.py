@@ -72,7 +72,7 @@ class Mirroring:
             return None if mirrored is None else [line.line for line in mirrored]
         if mirrored is None and key.project != self._backend.project_of(agent):
             return None
-        return [*await self._backend.lines_of(session), *(line.line for line in mirrored or ())]
+        return [*await self._backend.lines_of(session, mirrored or ())]
 
     async def sessions(self, agent_id: str, project: str) -> dict[str, float]:
         """When each session of this project was last written to: mirrored ones and, if the project is the agent's

@@ -148,6 +148,51 @@ async def test_what_the_chain_said_meanwhile_stands_before_what_the_application_
     assert heard(upstream) == ["remember a = 1", "remember b = 2", "remember c = 3", "recall"]
 
 
+def on_path(loaded: list[Any] | None) -> list[str]:
+    """The uuids that a CLI takes as the conversation: those from the last line to the first."""
+    by_uuid = {entry["uuid"]: entry for entry in loaded or () if "uuid" in entry}
+    path: list[str] = []
+    at = list(by_uuid)[-1]
+    while at is not None:
+        path.append(at)
+        at = by_uuid[at]["parentUuid"]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("order", ["abAB", "abBA", "asbAB", "asAbB", "aAsbB"])
+async def test_what_two_applications_say_at_once_in_one_session_is_all_on_the_path(
+    order: str, settings: Settings
+) -> None:
+    """Both have resumed it, and each line is sent as it comes. If the first one's prompt was there already, the CLI of
+    the second one answers it (`s`) and goes on."""
+    store, session_id = ChainSessionStore("a"), str(uuid.uuid4())
+    key: Any = {"project_key": "p", "session_id": session_id}
+    begin = entries("hello", "Hi.", session_id=session_id, tag="begin-")
+    await store.append(key, begin)
+    first = entries("one", "Said one.", session_id=session_id, parent="begin-1", tag="one-")
+    (skipped,) = entries("one", "Skipped.", session_id=session_id, tag="skipped-")[1:]
+    skipped["parentUuid"], skipped["message"]["model"] = "one-0", "<synthetic>"
+    before = "skipped-1" if "s" in order else "begin-1"
+    second = entries("two", "Said two.", session_id=session_id, parent=before, tag="two-")
+    lines = dict(zip("aAsbB", (*first, skipped, *second), strict=True))
+    for name in order:
+        await store.append(key, [lines[name]])
+    said = [lines[name]["uuid"] for name in order]
+    assert on_path(await store.load(key)) == ["begin-0", "begin-1", *said]
+
+
+async def test_a_prompt_without_an_answer_is_loaded_after_what_the_chain_said_meanwhile(settings: Settings) -> None:
+    """Its application's host died; the CLI of the next one followed the link of the last line."""
+    store, session_id = ChainSessionStore("a"), str(uuid.uuid4())
+    key: Any = {"project_key": "p", "session_id": session_id}
+    await store.append(key, entries("remember a = 1", "Noted.", session_id=session_id, tag="one-"))
+    await store.append(key, entries("remember b = 2", session_id=session_id, parent="one-1", tag="two-"))
+    await ask("remember c = 3", agent_id="a", model="sonnet")
+    loaded = await store.load(key)
+    assert on_path(loaded) == [entry["uuid"] for entry in map(dict, loaded or ()) if "uuid" in entry]
+    assert "remember c = 3" in json.dumps(loaded)
+
+
 async def test_an_exchange_is_a_turn_when_it_is_whole_and_is_there_before(settings: Settings) -> None:
     store, session_id = ChainSessionStore("a"), str(uuid.uuid4())
     key: Any = {"project_key": "p", "session_id": session_id}

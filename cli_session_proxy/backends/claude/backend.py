@@ -122,8 +122,8 @@ class ClaudeBackend(Backend):
         any_session = str(uuid.UUID(int=0))  # the folder is the same for all of the agent's sessions
         return self.sessions.transcript_of(agent, any_session).parent.name
 
-    async def lines_of(self, session: Session) -> Sequence[str]:
-        return await adoption.lines_of(self._store, session)
+    async def lines_of(self, session: Session, waiting: Sequence[Record]) -> Sequence[str]:
+        return await adoption.lines_of(self._store, session, waiting)
 
     def has_end_of_answer(self, records: Sequence[Record]) -> bool:
         return any(transcript.has_ended([entry]) for entry in transcript.parse_records(records).entries)

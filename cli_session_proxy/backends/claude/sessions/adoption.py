@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from ....domain import lineage
@@ -31,6 +32,7 @@ from ....stores.base import ChainPart, NewChain, Store, WholeTurn
 from ...base import Adoptable
 from .. import transcript
 from ..process import environment
+from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry, files, mending
 from ..transcript.entries import opened
 from . import paths
@@ -102,37 +104,62 @@ def adoptable(agent: Agent, parent: Turn, foreign: ForeignExchanges) -> Adoptabl
 SDK_NOTE = "said with the Claude Agent SDK"
 
 
-async def lines_of(store: Store, session: Session) -> list[str]:
-    """The transcript of the path to the session's tip, under the session's id."""
-    records = await paths.shown(store, session.tip_turn_id)
-    lines = (record.line for record in records if not files.is_file(record))
-    return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in lines])
+async def lines_of(store: Store, session: Session, waiting: Sequence[Record]) -> list[str]:
+    """The transcript of the path to the session's tip, under the session's id, then the lines that are not turns yet,
+    linked to it: a CLI follows the links from the last line."""
+    records = [record for record in await paths.shown(store, session.tip_turn_id) if not files.is_file(record)]
+
+    def lines() -> list[str]:
+        leaf = next((leaf for one in reversed(records) if (leaf := transcript.parse_records([one]).leaf)), None)
+        linked = _linked(transcript.parse_records(waiting).entries, leaf)
+        return [
+            *(transcript.with_session_id(record.line, session.id) for record in records),
+            *(entry.line for entry in linked),
+        ]
+
+    return await asyncio.to_thread(lines)
 
 
 def turns_from_sdk(
     agent: Agent, parent: Turn | None, last_records: Sequence[Record], session: Session, lines: Sequence[Record]
 ) -> Adoptable | None:
-    """The complete exchanges of these lines, as turns that follow `parent`. `last_records`: the last ones of the path.
-
-    If the path has grown since the application loaded it, the first of these lines is linked to the path's new end.
-    """
+    """The complete exchanges of these lines, as turns that follow `parent`. `last_records`: the path's last ones."""
     complete = list(exchanges(transcript.parse_records(lines).entries))
     while complete and not (complete[-1].complete and transcript.has_ended(complete[-1].entries)):
         complete.pop()
     if not complete:
         return None
     leaf = transcript.parse_records(last_records).leaf
-    first = next(entry for exchange in complete for entry in exchange.path)
-    if not transcript.unbroken([first], leaf):
-        linked = first.with_parent(leaf)
-        complete = [
-            TranscriptExchange(tuple(linked if entry is first else entry for entry in exchange.entries))
-            for exchange in complete
-        ]
+    linked = iter(_linked([entry for exchange in complete for entry in exchange.entries], leaf))
+    complete = [TranscriptExchange(tuple(islice(linked, len(exchange.entries)))) for exchange in complete]
     adopter = Adopter(agent.key, session.id, SDK_NOTE, parent, parent.model if parent else "default")
     turns = tuple(adopter.adopt(exchange) for exchange in complete)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
     return Adoptable(turns, session, {"note": SDK_NOTE}, ended=True)
+
+
+def _linked(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:
+    """The entries, linked so that all are on the path after `leaf`, its last record.
+
+    The path may have grown since the application loaded it. Or two applications continue one session at once: then
+    their lines alternate, and the CLI of the second one may have added an answer of its own to the first one's prompt.
+    """
+    since, mixed = {leaf}, False  # the uuids since the last prompt, and whether others' lines are among these
+    linked: list[Entry] = []
+    for entry in entries:
+        if entry.in_conversation:
+            if is_prompt(entry):
+                since, mixed = set(), False
+            starts_again = entry.parent is None and transcript.unbroken([entry], leaf)
+            # Beside the last record are results of parallel calls, and what replaces a broken answer.
+            is_own = not mixed and entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL
+            if entry.parent != leaf and not starts_again and not (is_own and entry.parent in since):
+                mixed = bool(since)
+                entry = entry.with_parent(leaf)  # noqa: PLW2901
+            leaf = entry.uuid
+            since.add(leaf)
+        linked.append(entry)
+    return linked
 
 
 # --- a whole session
