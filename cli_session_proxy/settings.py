@@ -300,6 +300,11 @@ class ModelSettings(_Table):
     documents: bool | None = None
     tools: bool | None = None
 
+    @property
+    def provider(self) -> str:
+        """LiteLLM's name of the model's provider."""
+        return self.litellm.partition("/")[0] if "/" in self.litellm else "openai"
+
 
 class Profile(_Table):
     """`[profiles.<name>]`: what an agent's CLI may do beyond talking. Without a profile its tools are off."""
@@ -688,9 +693,7 @@ class Settings(BaseModel):
         """Raises `ConfigError` if LiteLLM would send requests for this one of `models` to this proxy: to `base`, the
         address that LiteLLM knows, or to the address in its provider's environment variable."""
         configured = self.models[model]
-        provider = (
-            configured.litellm.partition("/")[0].upper().replace("-", "_") if "/" in configured.litellm else "OPENAI"
-        )
+        provider = configured.provider.upper().replace("-", "_")
         names = (f"{provider}_API_BASE", f"{provider}_BASE_URL")
         given = {name: os.environ.get(name) for name in names} if configured.api_base is None else {}
         for place, address in {f"models.{model}": base, **given}.items():

@@ -267,7 +267,7 @@ def _shown_lines(data: JSON) -> Iterator[tuple[str, str]]:
         yield "asked", turn["asked"] or "(no text)"
         yield "answered", turn["answered"] or "(no text)"
         if turn["error"]:
-            yield "error", _why(turn)
+            yield "error", explain.why(turn["error"])
     if data.get("unsure"):
         yield "unsure", data["unsure"]
     yield from (("told", says) for says in data.get("says", ()))
@@ -283,7 +283,7 @@ def _shown_lines(data: JSON) -> Iterator[tuple[str, str]]:
     for one in data.get("last_failures", ()):
         yield one["status"], _line(one)
         yield "", one["asked"] or "(no text)"
-        yield "", one["answered"] or _why(one)
+        yield "", one["answered"] or explain.why(one["error"] or {})
     yield "session", data["session_id"] or "none"
     if data.get("transcript"):
         yield "file", data["transcript"]
@@ -294,8 +294,3 @@ def _shown_lines(data: JSON) -> Iterator[tuple[str, str]]:
 
 def _line(turn: JSON) -> str:
     return f"#{turn['number']} {turn['id']}  {turn['model']}  {times.written(turn['at'], 'minutes')}"
-
-
-def _why(turn: JSON) -> str:
-    error = turn["error"] or {}
-    return str(error.get("message") or explain.failed(error.get("code")))

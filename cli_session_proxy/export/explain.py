@@ -294,6 +294,11 @@ def failed(code: str | None) -> str:
     return _FAILED.get(code or "", (code or "unknown reason").replace("_", " "))
 
 
+def why(error: JSON) -> str:
+    """What a turn's error says, else what its code means."""
+    return str(error.get("message") or failed(error.get("code")))
+
+
 # By the error's code (`errors`).
 _FAILED: Mapping[str, str] = {
     "invalid_request": "the request was refused",

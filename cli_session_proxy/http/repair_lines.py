@@ -95,7 +95,7 @@ async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
 def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, str]]:
     """(turn, kind, sentence); an adoption has one for each adopted turn."""
     if turn.status == "failed" and turn.error is not None:
-        why = redact.text(str(turn.error.get("message") or explain.failed(turn.error.get("code"))))
+        why = redact.text(explain.why(turn.error))
         yield turn.id, "failed", why
     for one in words.in_brief(turn, links):
         adopted = [link.detail.get("turns") for link in links if link.reason == "adopted"]

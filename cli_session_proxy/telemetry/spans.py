@@ -80,8 +80,7 @@ def of_turn(
     provider = "anthropic"  # for the CLI, as the proxy does not know better
     configured = models.get(turn.reported_model)
     if configured is not None and turn.backend in (None, "litellm"):
-        name = configured.litellm.partition("/")[0] if "/" in configured.litellm else "openai"
-        provider = _PROVIDERS.get(name, name)
+        provider = _PROVIDERS.get(configured.provider, configured.provider)
     model = _known({
         "gen_ai.provider.name": provider,
         "gen_ai.request.model": turn.model,

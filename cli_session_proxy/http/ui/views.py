@@ -97,7 +97,7 @@ def why(turn: Turn) -> str | None:
     """The first words of the turn's error; None without an error."""
     if turn.error is None:
         return None
-    return preview([{"type": "text", "text": str(turn.error.get("message") or explain.failed(turn.error.get("code")))}])
+    return preview([{"type": "text", "text": explain.why(turn.error)}])
 
 
 def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
