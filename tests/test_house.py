@@ -14,9 +14,9 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 60_535
-FUNCTIONS = 3_673
-SHREDS = 46
+LINES = 60_537
+FUNCTIONS = 3_674
+SHREDS = 45
 
 
 @pytest.fixture(scope="module")
