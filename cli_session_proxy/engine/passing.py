@@ -38,17 +38,17 @@ AWAITED: ContextVar[Callable[[], Awaitable[bool]] | None] = ContextVar("awaited"
 
 class Elsewhere(Exception):
     """The proxy at this address should run the request. `home`: it has the agent's files, so wait for it.
-    `fingerprint`: of the turn that the request asks for.
+    `fingerprint`: of a request for a turn; the engine sets it.
 
     Nothing of the request was stored here.
     """
 
-    def __init__(self, address: str, agent_key: int, *, home: bool = False, fingerprint: str | None = None) -> None:
+    def __init__(self, address: str, agent_key: int, *, home: bool = False) -> None:
         super().__init__(address)
         self.address = address
         self.agent_key = agent_key
         self.home = home
-        self.fingerprint = fingerprint
+        self.fingerprint: str | None = None
 
 
 class Passing:
@@ -104,7 +104,7 @@ class Passing:
     async def to_turn(self, turn: Turn) -> None:
         """Raises `Elsewhere` if another proxy runs this unfinished turn and can be reached; also `StoreUnavailable`."""
         if ORIGIN.get() == "from_client" and (address := await self.address_of(turn)) is not None:
-            raise Elsewhere(address, turn.agent_key, fingerprint=turn.fingerprint)
+            raise Elsewhere(address, turn.agent_key)
 
     async def to_files(self, agent: Agent) -> None:
         """Raises `Elsewhere` if the files of this agent, which is to be deleted, are on another host: an agent of the

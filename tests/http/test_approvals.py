@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from cli_session_proxy.backends.base import Event
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Profile, Settings
 
 from ..scripted import Asker, Scripted, delta
@@ -23,6 +24,7 @@ from ..serving import serving
 from ..talking import request
 from ..until import until
 from .cluster import cluster
+from .test_passing_on import passed_on
 
 KEYS = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
 ALICE, BOB = ({"X-Api-Key": key} for key in KEYS.values())
@@ -204,6 +206,25 @@ async def test_what_waits_at_another_host_is_shown_and_answered_at_any(
                 pass
             assert turns[0]["approvals"][0]["text"] == "ls -l"
         body = {"approval": told["id"], "decision": "allow"}
+        # Who leaves while it answers is not the turn's own client.
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def held_up(*_: Any) -> None:
+            reached.set()
+            await goes_on.wait()
+            raise NotFound("it has left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.engine, "approve", held_up)
+            leaving = asyncio.create_task(two.http.post("/v1/chains/a/approve", json=body))
+            await reached.wait()
+            leaving.cancel()
+            await until(lambda: passed_on(two))
+            goes_on.set()
+        await until(lambda: not two.engine._deliveries._writes)
+        turn = await one.store.turn(answer.turn_id)
+        assert turn is not None
+        assert turn.delivery == "pending"
         said = await two.http.post("/v1/chains/a/approve", json=body)
         assert (said.status_code, said.json()["outcome"]) == (200, "allowed")
         assert asker.outcomes == [("r1", "allowed")]
