@@ -4,7 +4,7 @@
 2. Every table is copied page by page. The target stores the progress in the same transaction as the rows.
 3. Every row is compared by its SHA-256. Rows written meanwhile are copied again, until few are left.
 4. When the mover holds every agent's lease, it locks the source, copies the rest, compares the counts and marks the
-source as moved, in one transaction. From then on the source database refuses every write.
+   source as moved, in one transaction. From then on the source database refuses every write.
 5. The target is opened for proxies.
 
 If this stops anywhere before the end of 4, the source goes on serving, and the next try continues. Nothing here is

@@ -4,7 +4,7 @@ Each CLI loads records of the KNOWN types, from the newest leaf upwards by `pare
 and lines without a uuid. Versions differ in two ways:
 
 - Up to 2.1.90 a CLI drops a record of an unknown type and stops there: all turns before it are lost for the model. From
-2.1.91 on it skips such a record (run on 1.0.120, 2.1.0, 2.1.34, 2.1.67, 2.1.90 and on
+  2.1.91 on it skips such a record (run on 1.0.120, 2.1.0, 2.1.34, 2.1.67, 2.1.90 and on
   2.1.91, 2.1.94, 2.1.100, 2.1.200, 2.1.260, 2.1.330, with such a record at the root, between any two records and last).
   But not always: on a machine so busy that turns were seconds apart, 2.1.330 stopped there (16 of 16 runs). So we never
   write such records for a CLI; their children get the record before as parent.
