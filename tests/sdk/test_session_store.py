@@ -154,6 +154,7 @@ def on_path(loaded: list[Any] | None) -> list[str]:
     path: list[str] = []
     at = list(by_uuid)[-1]
     while at is not None:
+        assert at not in path
         path.append(at)
         at = by_uuid[at]["parentUuid"]
     return path[::-1]
@@ -191,6 +192,25 @@ async def test_a_prompt_without_an_answer_is_loaded_after_what_the_chain_said_me
     loaded = await store.load(key)
     assert on_path(loaded) == [entry["uuid"] for entry in map(dict, loaded or ()) if "uuid" in entry]
     assert "remember c = 3" in json.dumps(loaded)
+
+
+async def test_lines_that_become_a_turn_while_they_are_loaded_are_loaded_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, session_id = ChainSessionStore("a"), str(uuid.uuid4())
+    key: Any = {"project_key": "p", "session_id": session_id}
+    asked, answered = entries("hello", "Hi.", session_id=session_id)
+    await store.append(key, [asked])
+    mirrored = SqliteStore.mirrored
+
+    async def read_before(self: SqliteStore, agent_key: int, of: MirrorKey) -> list[Record] | None:
+        monkeypatch.setattr(SqliteStore, "mirrored", mirrored)
+        lines = await mirrored(self, agent_key, of)
+        await store.append(key, [answered])
+        return lines
+
+    monkeypatch.setattr(SqliteStore, "mirrored", read_before)
+    assert await store.load(key) == [asked, answered]
 
 
 async def test_an_exchange_is_a_turn_when_it_is_whole_and_is_there_before(settings: Settings) -> None:

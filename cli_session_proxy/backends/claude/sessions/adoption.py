@@ -111,7 +111,8 @@ async def lines_of(store: Store, session: Session, waiting: Sequence[Record]) ->
 
     def lines() -> list[str]:
         leaf = next((leaf for one in reversed(records) if (leaf := transcript.parse_records([one]).leaf)), None)
-        linked = _linked(transcript.parse_records(waiting).entries, leaf)
+        known = {record.uuid for record in records} - {None}  # some may have become turns since they were read
+        linked = _linked(transcript.parse_records(one for one in waiting if one.uuid not in known).entries, leaf)
         return [
             *(transcript.with_session_id(record.line, session.id) for record in records),
             *(entry.line for entry in linked),
