@@ -15,15 +15,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
-from .. import logs, redact
+from .. import redact
 from ..domain.models import Agent, Turn
 from ..errors import SessionBusy
 from ..settings import Settings
 from ..stores.base import Home, Lease, Store
 from ..stores.registry import Registry
 from .ownership import Ownership
-
-log = logs.get(__name__)
 
 # How a request came. `from_client`: it may be forwarded. `forwarded`: another proxy forwarded it, so it runs here.
 # `websocket`: a message over a WebSocket cannot be forwarded: it runs here, or is refused if its agent's files are

@@ -103,7 +103,7 @@ OVERVIEW: JSON = {
 
 
 class Routes:
-    """The handlers of one app. `add_to` is the table of all that the proxy answers."""
+    """The handlers of one app."""
 
     def __init__(self, app: Starlette, engine: Engine, settings: Settings, relay: Relay | None = None) -> None:
         self._engine = engine

@@ -96,7 +96,7 @@ class Launch:
     wrapper: Wrapper | None = field(default=None, compare=False, repr=False)
 
     def argv(self, prompt_file: Path | None = None) -> list[str]:
-        """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
+        """The command line. With `prompt_file` the system prompt is read from there."""
         session = f"--resume={self.session_id}" if self.resume else f"--session-id={self.session_id}"
         argv = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
         argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]

@@ -85,7 +85,6 @@ class Result:
     api_error_status: int | None
     usage: Usage  # of this turn (2.1.329)
     cost_total_usd: float | None  # of the session, turns before a resume included
-    num_turns: int
     detail: JSON = field(default_factory=dict)
     stop_sequence: str | None = None  # at which the provider stopped
     cache_miss: CacheMiss | None = None

@@ -130,7 +130,6 @@ class TurnReader:
         self._asked: set[str] = set()  # permission requests
         self.said_all = False
         self.call_without_frame = False
-        self.garbage = 0
 
     def go_on(self, policy: ToolPolicy | None) -> None:
         """The results were sent: what follows is another turn of the client."""
@@ -149,7 +148,6 @@ class TurnReader:
     def feed(self, frame: JSON | None) -> list[CliEvent]:
         """The events of one frame; None: a line that was no frame."""
         if frame is None:
-            self.garbage += 1
             return [Activity("garbage")]
         name = frame.get("uuid")
         if name is not None and name == self._last:
@@ -373,7 +371,6 @@ class TurnReader:
             api_error_status=status if isinstance(status, int) else None,
             usage=_usage(_dict(frame.get("usage"))).minus(self._reported),
             cost_total_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost <= MOST_USD else None,
-            num_turns=count(frame.get("num_turns")),
             detail=detail,
             stop_sequence=self._stopped_at,
             cache_miss=self._cache_miss,

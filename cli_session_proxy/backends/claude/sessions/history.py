@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....domain.blocks import contents
 from ....domain.client_tools import UNPARSED, calls_of
 from ....domain.evidence import Note, NoteCode
 from ....domain.models import THINKING, Block, Message, Record
@@ -52,9 +53,8 @@ class Mender:
             else:
                 # A result without a call: its content becomes the user's.
                 self._mended["results_without_call"] += 1
-                content = block.get("content")
                 rest.append({"type": "text", "text": "[The result of a tool call that is not in this conversation:]"})
-                rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+                rest += contents(block)
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
             results.get(known, {"type": "tool_result", "tool_use_id": known, **missing}) for known in self.open.values()

@@ -90,19 +90,11 @@ class _Group:
 class Sharing:
     """One per engine, on one event loop."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        pool: Pool,
-        sandboxes: Sandboxes,
-        projects: transcript.Projects,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: Settings, pool: Pool, sandboxes: Sandboxes, projects: transcript.Projects) -> None:
         self._settings = settings
         self._pool = pool
         self._sandboxes = sandboxes
         self._projects = projects
-        self._clock = clock
         self._groups: dict[Kind, _Group] = {}
         self._firsts: OrderedDict[Kind, deque[_FirstQuestion]] = OrderedDict()
         self._place: tuple[Path, Path] | None = None
@@ -132,7 +124,7 @@ class Sharing:
 
     def _is_rarely_continued(self, job: Job) -> bool:
         """Whether first questions of this kind are rarely continued, by past experience."""
-        kind, now = kind_of(job), self._clock()
+        kind, now = kind_of(job), time.monotonic()
         firsts = self._firsts.setdefault(kind, deque(maxlen=MOST_FIRSTS))
         self._firsts.move_to_end(kind)
         while len(self._firsts) > MOST_KINDS:

@@ -169,7 +169,7 @@ class Verifier:
         verdict = await in_thread_at(path.parent, _compare, path, known)
         if verdict.found == "missing" and not session.transcript:
             return SessionResult(unwritten=True)
-        tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
+        tip = await self._store.turn(session.tip_turn_id)
         if tip is not None and await tails.lacks_other_models(self._store, agent, tip, session, verdict):
             return SessionResult(unwritten=True)
         difference = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
