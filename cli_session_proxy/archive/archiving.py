@@ -1,6 +1,6 @@
 """Archives a chain: it is exported, encrypted, stored, read back, compared with the chain, and only then deleted here.
 
-    version  ─▶ write ─▶ put ─▶ fetch ─▶ check ─▶ compare ─▶ delete where the version is still the same
+    version  ─▶ write ─▶ put ─▶ fetch ─▶ check ─▶ compare ─▶ rehearse ─▶ delete where the version is still the same
 
 An object's name depends on the chain's version, so equal chains have the same object, from any proxy of a host and
 after any interruption: an object that already has the chain is not stored again. If this is killed anywhere, the chain
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
 from .. import logs
-from ..domain.models import JSON, Agent
+from ..backends.base import Backend
+from ..domain.models import JSON, Agent, Record
 from ..engine.engine import Engine
 from ..engine.forgetting import ANY_AGE, HOUR
 from ..errors import InvalidRequest, NotFound, SessionBusy, StoreUnavailable
@@ -101,7 +103,7 @@ class Archiver:
                 raise StoreUnavailable(
                     f"{self.place}: {name} was read back and differs from the chain, which is kept here"
                 )
-        except SessionBusy as exc:
+        except (InvalidRequest, SessionBusy) as exc:
             return stays(exc.message)
         if self._before_delete is not None:
             self._before_delete(agent, name)
@@ -123,23 +125,45 @@ class Archiver:
 
     async def _end_if_equal(self, agent: Agent, name: str) -> JSON | None:
         """The object's last line, if the object can be read back and equals an export of the chain now, byte by byte.
-        Else None."""
-        with UnnamedFile(self._settings.var, f"{self.place}/{name}") as sealed:
+        Else None. Raises `InvalidRequest` if no import would take it."""
+        source, var = f"{self.place}/{name}", self._settings.var
+        with UnnamedFile(var, source) as sealed, UnnamedFile(var, source) as plain:
             if not await asyncio.to_thread(self.place.fetch, name, sealed.file):
                 return None
 
             def checked() -> incoming.Checked:
-                with sealed.open() as file, self._key.opened(file, str(sealed)) as plain:
-                    return incoming.check(sealed, plain)
+                with sealed.open() as file, self._key.opened(file, source) as opened:
+                    shutil.copyfileobj(opened, plain.file)
+                with plain.open() as file:
+                    return incoming.check(plain, file)
 
             try:
                 archived = await asyncio.to_thread(checked)
             except InvalidRequest as exc:
                 log.warning("archive_unreadable", object=name, error=exc.message)
                 return None
-        at = float(archived.head["exported_at"])
-        exported = await portable.write(self._settings, self._store, agent, None, _no_progress, whole_at=at)
-        return exported if exported == archived.end else None
+            at = float(archived.head["exported_at"])
+            exported = await portable.write(self._settings, self._store, agent, None, _no_progress, whole_at=at)
+            if exported != archived.end:
+                return None
+            try:
+                await asyncio.to_thread(incoming.rehearse, archived, _RecordChecks(self._engine.backend))
+            except InvalidRequest as exc:
+                raise InvalidRequest(f"no import would take it again ({exc.message}): it is kept here") from exc
+            return exported
+
+
+class _RecordChecks:
+    """Implements `incoming.RecordChecks` for a rehearsal, which keeps nothing."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.is_sound = backend.is_sound
+
+    def has_session(self, _session_id: str) -> bool:
+        return False
+
+    def records_to_keep(self, _turn_id: str, _parent_id: str | None, _records: Sequence[Record]) -> tuple[Record, ...]:
+        return ()
 
 
 async def idle_agents(store: Store, before: float) -> list[Agent]:

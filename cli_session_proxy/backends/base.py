@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from ..domain.approvals import Verdict
 from ..domain.client_tools import Check, Offers
 from ..domain.evidence import CacheMiss, Evidence, NoteCode
+from ..domain.limits import is_record
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -491,6 +492,10 @@ class Backend(ABC):
         """The session's transcript as the chain has it, then the lines that are not turns yet, so that a CLI goes on
         from all of them. Takes time in proportion to its path."""
         return [record.line for record in waiting]
+
+    def is_sound(self, record: Record) -> bool:
+        """Whether an import takes this record again. A chain with another one is not archived."""
+        return is_record(record.line)
 
     def has_end_of_answer(self, records: Sequence[Record]) -> bool:
         """Whether one of these records can be the end of an answer. Only then all waiting records are read."""

@@ -23,8 +23,7 @@ from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
-from ..backends.claude.transcript import files, mending
-from ..domain import limits
+from ..backends.claude.transcript import mending
 from ..domain.evidence import NoteCode
 from ..domain.models import Block, Record
 from ..engine.forgetting import ANY_AGE
@@ -79,16 +78,7 @@ class _ClaudeRecordChecks:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
 
     def is_sound(self, record: Record) -> bool:
-        if limits.is_dense(record.line.encode("utf-8", "surrogatepass")):
-            return False
-        try:
-            if not isinstance(limits.loads(record.line, limits.CLI_DEPTH), dict):
-                return False
-        except ValueError:
-            return False
-        if mending.is_mark(record):
-            return mending.is_sound_mark(record)
-        return not files.is_file(record) or files.is_sound(record)
+        return mending.is_sound(record)
 
     def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
         return self._fitting.records(turn_id, parent_id, records)

@@ -155,6 +155,14 @@ def is_dense(raw: bytes, most: int = LINE_VALUES) -> bool:
     return len(raw) > most and most_values(raw) > most and values_in(raw, most) > most
 
 
+def is_record(line: str) -> bool:
+    """Whether this text is a JSON object within the bounds of a record of the CLI."""
+    try:
+        return not is_dense(line.encode("utf-8", "surrogatepass")) and isinstance(loads(line, CLI_DEPTH), dict)
+    except ValueError:
+        return False
+
+
 def characters(value: Any) -> int:
     """The characters of all texts in an object or a list, without the names in objects."""
     total, level = 0, [value]

@@ -12,6 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -82,11 +83,25 @@ async def import_file(
     created, now = float(exported_agent["created_at"]), time.time()
     head = reading.turn_id(checked.head["head"])
     new = NewChain(owner, agent_id, directory, named, created, now, lambda: head)
-    try:
+    with _follows_schema(path):
         await store.import_chain(new, reading.parts())
+    return MovedChain(agent_id, Path(str(path)), checked.end["turns"], checked.end["records"], renamed)
+
+
+def rehearse(checked: Checked, backend: RecordChecks) -> None:
+    """Read all of the file as an import does, and write nothing. Blocks. Raises `InvalidRequest` if it is refused."""
+    with _follows_schema(checked.path):
+        check_header(f"{checked.path} line 1", checked.head)
+        for _ in _Reading(checked, backend, None, ("", ""), lambda _done, _total: None).parts():
+            pass
+
+
+@contextmanager
+def _follows_schema(path: Source) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
         raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
-    return MovedChain(agent_id, Path(str(path)), checked.end["turns"], checked.end["records"], renamed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..engine.test_core import Model, core
+from ..http.test_damaged_rows import damage
 from ..memory_backend import MemoryBackend
 from ..talking import ask, heard, running
 from ..until import until
@@ -243,6 +244,19 @@ async def test_an_object_of_another_chain_under_this_name_deletes_nothing(settin
 
         with pytest.raises(StoreUnavailable, match="read back"):
             await archiver_of(engine, Between(folder, "once it is put", swap)).archive(await agent_of(engine))
+        assert len((await said(engine))[0]) == 3
+
+
+@pytest.mark.parametrize(
+    "line", ["no line of a transcript", f'{{"deep":{401 * "["}{401 * "]"}}}'], ids=["text", "deep"]
+)
+async def test_a_chain_that_no_import_would_take_stays(settings: Settings, folder: Path, line: str) -> None:
+    async with talked(settings) as engine:
+        turns, _ = await said(engine)
+    damage(settings, "UPDATE records SET line = ? WHERE turn_id = ? AND n = 0", line.encode(), turns[1].id)
+    async with core(settings) as (engine, _):
+        outcome = await archiver_of(engine).archive(await agent_of(engine))
+        assert str(outcome.stays).startswith("no import would take it again (")
         assert len((await said(engine))[0]) == 3
 
 

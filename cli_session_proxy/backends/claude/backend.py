@@ -47,7 +47,7 @@ from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import FailedTurn, ForeignExchanges, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
-from .transcript import Projects
+from .transcript import Projects, mending
 
 log = logs.get(__name__)
 
@@ -124,6 +124,9 @@ class ClaudeBackend(Backend):
 
     async def lines_of(self, session: Session, waiting: Sequence[Record]) -> Sequence[str]:
         return await adoption.lines_of(self._store, session, waiting)
+
+    def is_sound(self, record: Record) -> bool:
+        return mending.is_sound(record)
 
     def has_end_of_answer(self, records: Sequence[Record]) -> bool:
         return any(transcript.has_ended([entry]) for entry in transcript.parse_records(records).entries)

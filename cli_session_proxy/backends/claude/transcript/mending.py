@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from ....domain import limits
 from ....domain.evidence import Note, NoteCode
 from ....domain.models import JSON, THINKING, Block, Record, Tool
+from . import files
 
 KIND = "cli-session-proxy/mark"
 _OPENING = f'{{"type":"{KIND}"'
@@ -136,8 +138,14 @@ def is_mark(record: Record) -> bool:
     return record.uuid is None and record.line.startswith(_OPENING)
 
 
-def is_sound_mark(record: Record) -> bool:
-    """Whether an imported mark is valid."""
+def is_sound(record: Record) -> bool:
+    """Whether an import takes this record: a line of a transcript, or a file or a mark of ours."""
+    if is_mark(record):
+        return limits.is_record(record.line) and _is_sound_mark(record)
+    return limits.is_record(record.line) and (not files.is_file(record) or files.is_sound(record))
+
+
+def _is_sound_mark(record: Record) -> bool:
     try:
         mark = json.loads(record.line)
         match mark.get("mark"):

@@ -191,11 +191,11 @@ BAD = [
 @pytest.mark.parametrize("mark", GOOD)
 def test_marks_of_ours_are_sound(mark: Record) -> None:
     assert mending.is_mark(mark)
-    assert mending.is_sound_mark(mark)
+    assert mending.is_sound(mark)
 
 
 @pytest.mark.parametrize("fields", BAD)
 def test_marks_that_we_do_not_make_are_not(fields: dict[str, Any]) -> None:
     mark = Record(json.dumps({"type": "cli-session-proxy/mark", **fields}, separators=(",", ":")))
     assert mending.is_mark(mark)
-    assert not mending.is_sound_mark(mark)
+    assert not mending.is_sound(mark)
