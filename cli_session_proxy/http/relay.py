@@ -326,8 +326,8 @@ class Relay:
             result = "interrupted"
             log.warning("hop_broken", address=target.address, why=str(exc))
             raise Interrupted(
-                "the connection to the proxy that runs this turn was lost: send it again, and it is the same turn "
-                "where it was accepted there",
+                "the connection to the proxy that runs this was lost: send it again; a turn that was accepted there is "
+                "the same turn",
                 retry_after=1.0,
             ) from exc
         finally:
