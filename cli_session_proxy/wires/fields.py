@@ -5,7 +5,6 @@ Errors name the field by its place in the body, such as `messages[2].content`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -225,10 +224,10 @@ def stop_texts(given: object, where: str) -> tuple[str, ...]:
 
 
 def arguments(text: str | None, where: str) -> JSON:
-    """The arguments of a call in a client's history. If they are no JSON object (e.g. of a cut call), they are stored
+    """The arguments of a call in a client's history. If they are no JSON object (cut, or with NaN), they are stored
     as text: refusing them would make every later request of that client fail. Raises `InvalidRequest`."""
     try:
-        given = limits.loads(text or "{}")
+        given = limits.loads(text or "{}", strict=True)
     except limits.TooDeep as exc:
         raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
     except ValueError:
@@ -237,16 +236,9 @@ def arguments(text: str | None, where: str) -> JSON:
 
 
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:
-    """Check arguments that came as text: valid JSON, and all together within a body's limits. Raises
-    `InvalidRequest`."""
+    """Check that arguments that came as text are together within a body's limits. Raises `InvalidRequest`."""
     arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
-    if not arguments:
-        return
     if limits.holds_more(arguments, limits.VALUES):
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
         )
-    try:  # the fingerprint only saw a text; half a surrogate pair is allowed: it may be a model's
-        json.dumps(arguments, allow_nan=False)
-    except ValueError as exc:
-        raise InvalidRequest(f"{where}: the arguments of a call hold a number that is not JSON", param=where) from exc

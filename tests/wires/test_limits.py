@@ -159,20 +159,6 @@ def test_arguments_of_all_calls_hold_no_more_values_than_a_body(wire: str) -> No
     assert "more than 200,000 JSON values" in refused(wire, given).message
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-@pytest.mark.parametrize("wire", ["chat", "responses"])
-def test_arguments_of_a_call_hold_no_number_that_is_not_json(wire: str, number: str) -> None:
-    """Python reads them and writes them down; every dump, transcript and answer with them would be no JSON."""
-    arguments = f'{{"a": [{number}]}}'
-    call: dict[str, JSON] = {
-        "chat": {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]},
-        "responses": {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
-    }
-    given = body(wire, "user", "user")
-    given[FIELD[wire]].insert(1, call[wire])
-    assert "not JSON" in refused(wire, given).message
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("backwards", [True, False])

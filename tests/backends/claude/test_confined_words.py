@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
@@ -508,21 +509,29 @@ async def test_what_a_program_prints_in_its_clis_place_is_loaded_again_and_impor
         assert (await moving.import_(shells.settings, "local", tmp_path / "exported", "confined")).turns == 3
 
 
-async def test_what_a_program_wrote_into_its_records_is_not_loaded_after_a_move(shells: Shells, tmp_path: Path) -> None:
-    """In another `var` nothing on the disk tells that the agent was confined: its transcript was found in the folder of
-    the old one, moved, and loaded."""
+@pytest.mark.parametrize(("first", "then"), [("confined", "moved"), (None, "moved"), ("confined", "restored")])
+async def test_what_a_program_wrote_into_its_records_is_not_loaded_where_nothing_tells_that_it_was_confined(
+    shells: Shells, tmp_path: Path, first: str | None, then: str
+) -> None:
+    """In another `var` its transcript was found in the folder of the old one, moved, and loaded."""
     async with running(shells.settings) as engine:
-        await say(engine, "word-1")
+        await ask(engine, "word-1", agent="confined", profile=first)
     shells.upstream.when("fails", Fail(400, message="no"), times=None)
     async with running(shells.settings) as engine:
         with pytest.raises(ProxyError):  # its process was given the chain's records
             await say(engine, "fails")
     path = transcript_of(shells)
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    hidden = [{**record, "isVirtual": record["type"] == "assistant"} for record in records if "word-1" in str(record)]
-    path.write_text(lines(hidden))
-    await moving.migrate(shells.settings, str(tmp_path / "var2"))
-    async with running(shells.settings.model_copy(update={"var": tmp_path / "var2"})) as engine:
+    end = next(at for at, record in enumerate(records) if record["type"] == "assistant")
+    path.write_text(lines([*records[:end], {**records[end], "isVirtual": True}]))
+    settings = shells.settings
+    if then == "moved":
+        await moving.migrate(settings, str(tmp_path / "var2"))
+        settings = settings.model_copy(update={"var": tmp_path / "var2"})
+    else:
+        for name in ("sandbox", "confined"):
+            shutil.rmtree(settings.var / name)
+    async with running(settings) as engine:
         await ask(engine, "word-2", agent="confined")
     told = shells.upstream.requests[-1]
     assert told.user_texts() == ["word-1", "word-2"]

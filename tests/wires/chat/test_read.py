@@ -349,7 +349,7 @@ def test_no_body_can_do_more_than_be_refused(fields: dict[str, Any], content: ob
         assert chat.read(body, Naming()).request.messages[-1].role == "user"
 
 
-@pytest.mark.parametrize("cut", ['{"city": "Be', "[1]", "no JSON", '"text"'])
+@pytest.mark.parametrize("cut", ['{"city": "Be', "[1]", "no JSON", '"text"', '{"a": [NaN]}', '{"a": [1e999]}'])
 def test_arguments_that_are_no_object_are_kept_as_text(cut: str) -> None:
     """A call that was cut off stays in its client's history: refused, every later request would be."""
     calls = [{"id": "c", "function": {"name": "f", "arguments": cut}}]

@@ -19,8 +19,8 @@ SHORT = 64 * 1024
 
 
 def may_be_forged(sandboxes: Sandboxes, agent: Agent, parent: Turn) -> bool:
-    """Whether programs of a confined agent can have written the transcript of the path to this turn. Where the store
-    was moved to another `var`, or a proxy with another `var` goes on with the agent, only the turn tells that."""
+    """Whether programs of a confined agent can have written the transcript of the path to this turn. On a host that was
+    restored without its sandboxes only the turn tells that."""
     return sandboxes.was_confined(agent.dir) or parent.evidence.records == "reported"
 
 

@@ -137,13 +137,7 @@ class Repairs:
         return verdict
 
     async def as_it_is(
-        self,
-        context: TurnContext,
-        parent: Turn,
-        session: Session,
-        mark: FileMark | None,
-        evidence: Evidence,
-        links: tuple[Link, ...] = (),
+        self, context: TurnContext, parent: Turn, session: Session, mark: FileMark | None, evidence: Evidence
     ) -> PreparedSession:
         """Use a session whose transcript is the path and which no process has. It is rewritten if this CLI would lose
         or rename some of its records."""
@@ -153,7 +147,7 @@ class Repairs:
             rewritten = f"written in the form that CLI {context.capability.version} loads, without what was taken back"
             evidence = replace(evidence, verified="; ".join(filter(None, (evidence.verified, rewritten))))
         session = context.session(session.id, session.transcript, mark, session)
-        return PreparedSession(session, True, "resumed", links, evidence)
+        return PreparedSession(session, True, "resumed", (), evidence)
 
     async def branch(self, context: TurnContext, parent: Turn) -> PreparedSession:
         """No session ends at the parent: write its path as a new session."""
@@ -313,19 +307,20 @@ class Repairs:
     async def _move_back(
         self, context: TurnContext, parent: Turn, session: Session, path: Path
     ) -> PreparedSession | None:
-        """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks."""
+        """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks, with what
+        is beside it, and write it anew."""
         places = await in_thread_at(path.parent, self._projects.elsewhere, path)
         for place in places:
             verdict = await self.check(place, session, parent)
             if verdict.found != "equal":
                 continue
             await in_thread_at(path.parent, files.move, place, path)
+            # Programs of an agent that was confined in another `var` may have added there what is not compared.
+            mark, _, notes = await self._write(context, parent, path)
             done = Repair("moved", looked_for=str(path), found_at=str(place))
-            moved = await self.check(path, replace(session, mark=verdict.mark), parent)
-            if moved.found != "equal":
-                return None
             link = context.link(session.id, session.id, "moved", done.as_json())
-            return await self.as_it_is(context, parent, session, moved.mark, Evidence(repaired=done), (link,))
+            session = context.session(session.id, session.transcript, mark, session)
+            return PreparedSession(session, True, "resumed", (link,), Evidence(repaired=done, notes=notes))
         return None
 
     async def _rebuild(
