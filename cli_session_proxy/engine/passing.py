@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -142,7 +141,11 @@ def _id_of(var: Path) -> str:
     if not path.exists():
         new = var / f".{uuid.uuid4().hex}.id"
         new.write_text(uuid.uuid4().hex)
-        with suppress(FileExistsError):  # another proxy has just written it
+        try:
             path.hardlink_to(new)
-        new.unlink()
+        except FileExistsError:
+            pass  # another proxy has just written it
+        except OSError:  # not every file system has hard links
+            new.rename(path)
+        new.unlink(missing_ok=True)
     return path.read_text()

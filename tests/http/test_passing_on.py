@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 import ssl
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import psycopg
@@ -1574,6 +1576,12 @@ async def test_hosts_of_one_name_and_one_path_are_two_and_proxies_on_one_var_are
     beside = Host(postgres_url, tmp_path / "host0")
     async with cluster(postgres_url, tmp_path) as (one, two), up(beside):
         assert name(one) == name(beside) != name(two)
+
+
+def test_a_var_without_hard_links_has_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    assert passing._id_of(tmp_path) == passing._id_of(tmp_path)
+    assert list(tmp_path.glob("*id")) == [tmp_path / "id"]
 
 
 def test_of_two_proxies_that_begin_to_use_a_var_at_once_both_have_its_one_id(

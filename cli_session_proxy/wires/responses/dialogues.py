@@ -197,12 +197,14 @@ class Dialogues:
             yield item if turn_id is None else loaded[item["id"]]
 
     async def add_items(self, owner: str, given: str, new: Sequence[Item], *, is_retry: bool) -> list[JSON]:
-        """The items as they were added. Those of a retry may have been added by the first attempt."""
+        """The items as they were added. Those of a retry may have been added by the first attempt: then no turn has
+        taken them yet."""
         agent = await self._conversation_agent(owner, given)
         store = self._engine.store
-        latest = [item.data for item in (await store.items(agent.key))[-len(new) :]] if is_retry else []
-        if [{**data, "id": None} for data in latest] == [{**item.data, "id": None} for item in new]:
-            return latest
+        latest = (await store.items(agent.key))[-len(new) :] if is_retry else []
+        untaken = [item.data for item in latest if item.turn_id is None]
+        if [{**data, "id": None} for data in untaken] == [{**item.data, "id": None} for item in new]:
+            return untaken
         await store.add_items(agent.key, new)
         return [item.data for item in new]
 

@@ -94,6 +94,19 @@ async def test_items_are_added_once_although_the_client_lost_the_answer_and_asks
     assert len(await texts(door, made.id)) == 4
 
 
+async def test_items_that_equal_those_of_a_turn_are_new_also_if_their_request_is_a_retry(
+    door: Door, upstream: Upstream
+) -> None:
+    """Its first attempt was refused, say: the store was away."""
+    made = await door.openai.conversations.create()
+    for retries in range(2):
+        said: list[Any] = [{"type": "message", "role": "user", "content": "go on"}]
+        again = {"x-stainless-retry-count": str(retries)}
+        await door.openai.conversations.items.create(made.id, items=said, extra_headers=again)
+        await door.openai.responses.create(model="sonnet", input=f"turn-{retries}", conversation=made.id)
+    assert upstream.requests[-1].user_texts() == ["go on", "turn-0", "go on", "turn-1"]
+
+
 async def test_a_turn_that_fails_does_not_swallow_the_items(door: Door, upstream: Upstream) -> None:
     made = await door.openai.conversations.create(
         items=[{"type": "message", "role": "user", "content": "remember a = 1"}]
