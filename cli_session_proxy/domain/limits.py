@@ -73,8 +73,8 @@ def finite(text: str) -> float:
 
 
 def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
-    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for values that other
-    programs do not take for JSON: NaN, Infinity, and numbers that Python reads as infinity."""
+    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for NaN and Infinity,
+    which are not JSON, and for numbers that Python would write as Infinity."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
@@ -158,7 +158,8 @@ def is_dense(raw: bytes, most: int = LINE_VALUES) -> bool:
 def is_record(line: str) -> bool:
     """Whether this text is a JSON object within the bounds of a record of the CLI."""
     try:
-        return not is_dense(line.encode("utf-8", "surrogatepass")) and isinstance(loads(line, CLI_DEPTH), dict)
+        is_short = not is_dense(line.encode("utf-8", "surrogatepass"))
+        return is_short and isinstance(loads(line, CLI_DEPTH, strict=True), dict)
     except ValueError:
         return False
 

@@ -199,3 +199,9 @@ def test_marks_that_we_do_not_make_are_not(fields: dict[str, Any]) -> None:
     mark = Record(json.dumps({"type": "cli-session-proxy/mark", **fields}, separators=(",", ":")))
     assert mending.is_mark(mark)
     assert not mending.is_sound(mark)
+
+
+@pytest.mark.parametrize("line", ['{"a":NaN}', '{"a":-Infinity}', "[1]", "text"])
+def test_what_no_cli_would_load_is_no_record(line: str) -> None:
+    """It would leave out all that is before it, too."""
+    assert not mending.is_sound(Record(line))
