@@ -133,7 +133,11 @@ class Archiver:
 
             def checked() -> incoming.Checked:
                 with sealed.open() as file, self._key.opened(file, source) as opened:
-                    shutil.copyfileobj(opened, plain.file)
+                    try:
+                        shutil.copyfileobj(opened, plain.file)
+                        plain.file.flush()
+                    except OSError as exc:
+                        raise StoreUnavailable(f"an archive cannot be read back into {var} ({exc.strerror})") from exc
                 with plain.open() as file:
                     return incoming.check(plain, file)
 

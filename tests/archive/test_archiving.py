@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import SecretStr
@@ -257,6 +259,17 @@ async def test_a_chain_that_no_import_would_take_stays(settings: Settings, folde
     async with core(settings) as (engine, _):
         outcome = await archiver_of(engine).archive(await agent_of(engine))
         assert str(outcome.stays).startswith("no import would take it again (")
+        assert len((await said(engine))[0]) == 3
+
+
+async def test_a_full_disk_deletes_nothing_and_is_named(
+    settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(archiving, "shutil", Mock(copyfileobj=full))
+    async with talked(settings) as engine:
+        with pytest.raises(StoreUnavailable, match="No space left on device"):
+            await archiver_of(engine).archive(await agent_of(engine))
         assert len((await said(engine))[0]) == 3
 
 
