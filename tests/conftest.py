@@ -10,6 +10,7 @@ import fcntl
 import gc
 import multiprocessing
 import os
+import pwd
 import ssl
 import sys
 import tempfile
@@ -78,8 +79,11 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No keys, no network proxies, a HOME and a working directory of the test's own."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No keys, no network proxies, a HOME and a working directory of the test's own. No CLI gets the user's HOME, which
+    one without the variable finds: it would leave its settings there."""
+    settings_of_user = Path(pwd.getpwuid(os.getuid()).pw_dir, ".claude.json")
+    existed = settings_of_user.exists()
     for name in list(os.environ):
         if name.startswith(FORBIDDEN) or name.upper() in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
             monkeypatch.delenv(name)
@@ -88,6 +92,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
+    yield
+    assert existed or not settings_of_user.exists(), "a CLI was started with the user's own HOME"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -148,9 +148,12 @@ def test_the_setting_goes_before_path_and_path_before_the_bundled_one(
         find(Settings())
 
 
-async def test_the_real_ones_are_told_apart(claude_1_itself: Path, claude_1: Path, claude_2: Path) -> None:
-    old, new = await probe(claude_1_itself, ENV_WITH_NODE), await probe(claude_2, ENV_WITH_NODE)
-    assert replace(await probe(claude_1, ENV_WITH_NODE), path=claude_1_itself) == old
+async def test_the_real_ones_are_told_apart(
+    claude_1_itself: Path, claude_1: Path, claude_2: Path, claude_env: dict[str, str]
+) -> None:
+    env = claude_env | WITH_NODE
+    old, new = await probe(claude_1_itself, env), await probe(claude_2, env)
+    assert replace(await probe(claude_1, env), path=claude_1_itself) == old
     assert (old.version, old.warm, old.keeps_session_id, old.client_composed) == ("1.0.120", False, False, False)
     assert (old.takes_tools, old.takes_claim, old.takes_system_prompt) == (False, False, False)
     assert (new.warm, new.keeps_session_id, new.client_composed, new.chooses_tools) == (True, True, True, True)
@@ -161,9 +164,11 @@ async def test_the_real_ones_are_told_apart(claude_1_itself: Path, claude_1: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_script_that_starts_a_cli_can_what_that_cli_can(kind: str, claude: Path, tmp_path: Path) -> None:
-    script = wrapped(claude, tmp_path / "bin", kind)
-    assert await probe(script, ENV_WITH_NODE) == replace(await probe(claude, ENV_WITH_NODE), path=script)
+async def test_a_script_that_starts_a_cli_can_what_that_cli_can(
+    kind: str, claude: Path, claude_env: dict[str, str], tmp_path: Path
+) -> None:
+    script, env = wrapped(claude, tmp_path / "bin", kind), claude_env | WITH_NODE
+    assert await probe(script, env) == replace(await probe(claude, env), path=script)
 
 
 async def test_who_asks_meanwhile_waits_for_the_same_answer_and_may_leave(tmp_path: Path) -> None:
@@ -221,7 +226,7 @@ async def test_forged_reports_of_other_versions_hide_no_true_one(tmp_path: Path)
     assert (await probe(binary, ENV)).version == "2.5.0"
 
 
-ENV_WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}
+WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}
 
 
 def test_on_alpine_the_advice_is_not_a_wheel_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
