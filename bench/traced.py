@@ -33,6 +33,7 @@ PACKAGE = os.path.dirname(cli_session_proxy.__file__) + os.sep
 MARK = "traced:"
 BEGIN = "Connection.data_received"
 END = "Answer.acknowledge"
+PATIENCE = 30.0  # seconds
 SERVICES = {
     "cli_session_proxy.tasks": "Tasks",
     "cli_session_proxy.backends.claude.process.pool": "ProcessTable",
@@ -45,6 +46,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.on = False
+        self.ended = threading.Event()
         self.calls: list[CodeType] = []
 
     def profile(self, frame: FrameType, event: str, _arg: Any) -> None:
@@ -54,12 +56,16 @@ class Notes:
             IN_TURN.set(True)
         if self.on and IN_TURN.get():
             self.calls.append(frame.f_code)
-            self.on = frame.f_code.co_qualname != END
+            if frame.f_code.co_qualname == END:
+                self.on = False
+                self.ended.set()
 
     def obey(self) -> None:
         """On its own thread, until stdin ends."""
         sys.setprofile(None)
         for line in sys.stdin:
+            if line == "end\n":  # the client may have its answer before that is acknowledged
+                self.ended.wait(PATIENCE)
             self.on = line == "begin\n"
             calls = [(code.co_filename.removeprefix(PACKAGE), code.co_qualname) for code in self.calls]
             self.calls = []
