@@ -489,8 +489,8 @@ class Backend(ABC):
         return agent.dir
 
     async def lines_of(self, session: Session, waiting: Sequence[Record]) -> Sequence[str]:
-        """The session's transcript as the chain has it, then the lines that are not turns yet, so that a CLI goes on
-        from all of them. Takes time in proportion to its path."""
+        """The session's transcript as the chain has it, followed by the lines that are not turns yet. A CLI that loads
+        it continues after all of them. Takes time in proportion to its path."""
         return [record.line for record in waiting]
 
     def is_sound(self, record: Record) -> bool:

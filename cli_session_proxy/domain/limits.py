@@ -23,7 +23,7 @@ from ..errors import InvalidRequest
 DEPTH = 128
 # Nesting in frames and records of the CLI: it wraps a call's arguments five times, and its own tools may nest deeper.
 CLI_DEPTH = 400
-# In a frame fewer: a record that is made of frames nests deeper than they do, and an import has to take it.
+# Fewer in a frame: a record made of frames nests deeper than they do, and must stay within CLI_DEPTH.
 FRAME_DEPTH = CLI_DEPTH - 8
 # JSON values in one body, including the arguments of calls, which some wires send as text. 20,000 messages of one block
 # and their tools have 150,000; to receive so many from another process takes 30 ms.
@@ -73,8 +73,8 @@ def finite(text: str) -> float:
 
 
 def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
-    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for NaN and Infinity,
-    which are not JSON, and for numbers that Python would write as Infinity."""
+    """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`. `strict`: also refuse NaN and Infinity,
+    which are not JSON, and numbers too large for a float."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:

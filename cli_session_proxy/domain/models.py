@@ -25,7 +25,7 @@ Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
 # Reasons of links that are repairs: the session had to be made equal to the path again.
 REPAIR_REASONS: frozenset[LinkReason] = frozenset({"rebuilt", "moved"})
-# Those that a reader of a long chain looks for: repairs, and adopted turns.
+# Reasons that lists and dumps of a chain mark: repairs and adopted turns.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 # What cancelled a turn: its client; a person who watched it (`operator`); all its clients had `left`; its agent's
 # deletion; its proxy was `stopping`; another proxy got the agent's lease (`takeover`).

@@ -136,7 +136,7 @@ class Passing:
 
 
 def _id_of(var: Path) -> str:
-    """The id of this directory, which its first proxy writes there."""
+    """The id of this directory, from a file in it. The first proxy that uses the directory writes that file."""
     path = var / "id"
     if not path.exists():
         new = var / f".{uuid.uuid4().hex}.id"

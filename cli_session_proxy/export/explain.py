@@ -295,7 +295,7 @@ def failed(code: str | None) -> str:
 
 
 def why(error: JSON) -> str:
-    """What a turn's error says, else what its code means."""
+    """The message of a turn's error. Without one: what its code means."""
     return str(error.get("message") or failed(error.get("code")))
 
 

@@ -89,7 +89,7 @@ async def import_file(
 
 
 def rehearse(checked: Checked, backend: RecordChecks) -> None:
-    """Read all of the file as an import does, and write nothing. Blocks. Raises `InvalidRequest` if it is refused."""
+    """Read the whole file as an import does, but store nothing. Blocks. Raises `InvalidRequest` if an import would."""
     with _follows_schema(checked.path):
         check_header(f"{checked.path} line 1", checked.head)
         for _ in _Reading(checked, backend, None, ("", ""), lambda _done, _total: None).parts():

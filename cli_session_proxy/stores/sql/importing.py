@@ -44,8 +44,8 @@ def clear(conn: Connection, database: Database) -> None:
 
 
 def drop(conn: Connection, key: int) -> bool:
-    """Remove what an import has stored so far. False if the chain is visible: its import has ended, though its program
-    may not know that, and the chain may have new turns."""
+    """Remove what an import has stored so far. False if the chain is visible. Then the import has ended, even if its
+    program does not know that, and the chain may have new turns."""
     hidden = select(agents.c.key).where(agents.c.key == key, agents.c.owner == COMING).with_for_update()
     return conn.scalar(hidden) is not None and writing.delete_agent(conn, key)
 

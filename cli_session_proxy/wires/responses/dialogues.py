@@ -197,8 +197,8 @@ class Dialogues:
             yield item if turn_id is None else loaded[item["id"]]
 
     async def add_items(self, owner: str, given: str, new: Sequence[Item], *, is_retry: bool) -> list[JSON]:
-        """The items as they were added. Those of a retry may have been added by the first attempt: then no turn has
-        taken them yet."""
+        """Add the items, and return them as stored. If the first attempt of a retry has added them, and no turn has
+        taken them yet, they are not added again."""
         agent = await self._conversation_agent(owner, given)
         store = self._engine.store
         latest = (await store.items(agent.key))[-len(new) :] if is_retry else []

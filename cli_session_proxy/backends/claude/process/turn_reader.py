@@ -476,8 +476,8 @@ def _blocks(message: JSON) -> list[Block]:
 
 def _is_sound(piece: JSON) -> bool:
     """Whether a block is valid: names are short texts, and text and thinking have their field. Frames may be forged,
-    and later readers rely on this. Marks for a cache, which no CLI prints, are invalid: with more than four of them the
-    provider would refuse the turn, and all that follow."""
+    and later readers rely on this. A block with `cache_control` is invalid: no CLI prints one, and the provider refuses
+    a request with more than four."""
     kind, inner = piece.get("type"), piece.get("content")
     marked = [piece, *inner] if isinstance(inner, list) else [piece]
     if any(isinstance(one, dict) and "cache_control" in one for one in marked):

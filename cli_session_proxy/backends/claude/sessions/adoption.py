@@ -105,8 +105,8 @@ SDK_NOTE = "said with the Claude Agent SDK"
 
 
 async def lines_of(store: Store, session: Session, waiting: Sequence[Record]) -> list[str]:
-    """The transcript of the path to the session's tip, under the session's id, then the lines that are not turns yet,
-    linked to it: a CLI follows the links from the last line."""
+    """The transcript of the path to the session's tip, under the session's id. The lines that are not turns yet follow.
+    They are linked to it, because a CLI follows the links from the last line."""
     records = [record for record in await paths.shown(store, session.tip_turn_id) if not files.is_file(record)]
 
     def lines() -> list[str]:
@@ -140,10 +140,10 @@ def turns_from_sdk(
 
 
 def _linked(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:
-    """The entries, linked so that all are on the path after `leaf`, its last record.
+    """The entries, linked so that all are on the path. `leaf`: the uuid of the path's last record.
 
-    The path may have grown since the application loaded it. Or two applications continue one session at once: then
-    their lines alternate, and the CLI of the second one may have added an answer of its own to the first one's prompt.
+    The path may have grown since the application loaded it. Or two applications continue one session at once. Then
+    their lines alternate, and the second one's CLI may have answered the first one's prompt itself.
     """
     since, mixed = {leaf}, False  # the uuids since the last prompt, and whether others' lines are among these
     linked: list[Entry] = []

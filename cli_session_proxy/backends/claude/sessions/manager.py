@@ -543,9 +543,8 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def end_of_turn(self, process: ClaudeProcess) -> AsyncIterator[None]:
-        """Run the body, then copy the login back if a confined CLI has renewed it. If this takes longer than
-        `idle_timeout`, kill the agent's confined CLIs: their programs can hold up a read of their files while they
-        live."""
+        """Run the body, then copy the login back if a confined CLI has renewed it. The agent's programs
+        can hold up both. After `idle_timeout` its confined CLIs are killed."""
         if not process.launch.confined:
             yield
             return

@@ -19,8 +19,8 @@ SHORT = 64 * 1024
 
 
 def may_be_forged(sandboxes: Sandboxes, agent: Agent, parent: Turn) -> bool:
-    """Whether programs of a confined agent can have written the transcript of the path to this turn. On a host that was
-    restored without its sandboxes only the turn tells that."""
+    """Whether programs of a confined agent can have written the transcript of the path to this turn. The turn is asked,
+    too, because a host that was restored without its sandboxes does not know."""
     return sandboxes.was_confined(agent.dir) or parent.evidence.records == "reported"
 
 

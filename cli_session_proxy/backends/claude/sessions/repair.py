@@ -307,15 +307,16 @@ class Repairs:
     async def _move_back(
         self, context: TurnContext, parent: Turn, session: Session, path: Path
     ) -> PreparedSession | None:
-        """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks, with what
-        is beside it, and write it anew."""
+        """If the file is in another folder (moved sandbox, doubled prefix), move it and the files beside it to where
+        the CLI looks. Then write it anew from the chain."""
         places = await in_thread_at(path.parent, self._projects.elsewhere, path)
         for place in places:
             verdict = await self.check(place, session, parent)
             if verdict.found != "equal":
                 continue
             await in_thread_at(path.parent, files.move, place, path)
-            # Programs of an agent that was confined in another `var` may have added there what is not compared.
+            # The comparison does not see everything. The agent may have been confined under another `var`: then its
+            # programs may have changed the rest.
             mark, _, notes = await self._write(context, parent, path)
             done = Repair("moved", looked_for=str(path), found_at=str(place))
             link = context.link(session.id, session.id, "moved", done.as_json())
