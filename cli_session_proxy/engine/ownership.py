@@ -19,6 +19,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -52,6 +53,8 @@ TAKE_WAITS = 40
 EXACT = 1.0
 # How often a proxy polls for requests of others, as a share of the lease. It does so even if the store notifies it.
 POLL = 0.1
+# Ids of proxies and turns.
+_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 # How often a proxy without peers looks for new peers, in seconds: each look costs a wake-up.
 POLL_ALONE = 0.5
 
@@ -161,12 +164,12 @@ class Instances:
         """Write a file that says that the turn failed. Its client was told so: an answer in its transcript must not be
         committed."""
         try:
-            (self._folder(self.id) / f"{turn_id}.failed").touch()
+            self._failed(self.id, turn_id).touch()
         except OSError as exc:
             log.warning("failure_not_noted", turn_id=turn_id, error=exc.strerror)
 
     def has_failed(self, turn: Turn) -> bool:
-        return turn.instance is not None and (self._folder(turn.instance) / f"{turn.id}.failed").exists()
+        return turn.instance is not None and self._failed(turn.instance, turn.id).exists()
 
     # the CLIs of a proxy
 
@@ -196,10 +199,19 @@ class Instances:
                 continue  # reaped just now, or its proxy died while it wrote the file: the CLI got no prompt yet
 
     def _file(self, instance: str) -> Path:
-        return self._run / (instance + SUFFIX)
+        return self._run / (_file_name(instance) + SUFFIX)
 
     def _folder(self, instance: str) -> Path:
-        return self._run / instance
+        return self._run / _file_name(instance)
+
+    def _failed(self, instance: str, turn_id: str) -> Path:
+        return self._folder(instance) / f"{_file_name(turn_id)}.failed"
+
+
+def _file_name(known: str) -> str:
+    """The id of a proxy or a turn as a file's name. A row of the store may have a path in its place: then a name that
+    no file has."""
+    return known if _ID.fullmatch(known) else "~"
 
 
 class Ownership:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import SecretStr
 
@@ -467,6 +468,23 @@ async def test_what_a_host_left_that_does_not_come_back_is_settled(postgres_url:
         with pytest.raises(ProxyError):
             await lost
         assert text(await ask(one.engine, "lost")) == "You said: lost (1)"
+
+
+async def test_a_row_of_a_proxy_that_is_named_as_a_path_removes_nothing_there(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Its folder and its lock are removed where proxies keep theirs, and nowhere else."""
+    kept_files = [tmp_path / "folder" / "file", tmp_path / "file.lock"]
+    for file in kept_files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    async with hosts(postgres_url, tmp_path, 1) as (one,):
+        ids = [str(tmp_path / "folder"), "../../folder", str(tmp_path / "file"), "../../file", "..", "."]
+        with psycopg.connect(postgres_url) as conn:
+            conn.cursor().executemany("INSERT INTO proxies VALUES (%s, 'host', 0)", [(proxy,) for proxy in ids])
+        assert await one.engine._recovery.recover(one.engine._ownership.hold_if_free)
+        assert not await one.store.silent(0.0)
+    assert all(file.exists() for file in kept_files)
 
 
 async def test_a_turn_that_waits_without_a_lease_is_not_taken_for_a_dead_hosts(
