@@ -8,7 +8,7 @@ import shutil
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -25,16 +25,23 @@ AGENTS = [f"agent {n}/ß" for n in range(24)]
 
 
 class Host:
-    """Answers every request with its name; `ready` is what `/readyz` says."""
+    """Answers every request with its name; `ready` is what `/readyz` says. A request to `/held` is not answered."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.ready = True
+        self.held, self.left = asyncio.Event(), asyncio.Event()
         self.server: asyncio.Server
 
     async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                if head.startswith("POST /held "):
+                    self.held.set()
+                    with suppress(ConnectionResetError):
+                        await reader.read()
+                    self.left.set()
+                    return
                 asks = head.startswith("GET /readyz ")
                 status = "503 Unavailable" if asks and not self.ready else "200 OK"
                 writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(self.name)}\r\n\r\n{self.name}".encode())
@@ -116,6 +123,18 @@ async def test_the_agents_of_a_host_that_is_gone_go_elsewhere_and_the_others_sta
             return "TWO" not in now.values()
 
         await until(left)
+
+
+async def test_a_host_notices_that_a_client_leaves() -> None:
+    """Otherwise its turn runs to the end, and counts as delivered: the same request again is a second turn."""
+    async with balanced() as (hosts, client):
+        request = asyncio.create_task(client.post("/held", json={}))
+        events = [asyncio.create_task(host.held.wait()) for host in hosts.values()]
+        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        for task in (request, *events):
+            task.cancel()
+        (host,) = (host for host in hosts.values() if host.held.is_set())
+        await host.left.wait()
 
 
 async def test_an_error_of_its_own_is_one_that_an_sdk_can_read() -> None:
