@@ -23,6 +23,7 @@ NoteCode = Literal[
     "cut_thinking_left_out",  # from an answer that the provider cut
     "images_left_out",
     "documents_left_out",
+    "calls_left_out",  # the words of their results stay
     "summarised",  # the model was shown a summary of the oldest turns
     "model_takes_no_images",
     "model_takes_no_documents",

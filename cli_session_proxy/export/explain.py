@@ -447,6 +447,11 @@ _NOTES: Mapping[NoteCode, tuple[str, str]] = {
     ),
     "images_left_out": ("image", "The provider refused the request: it was sent without {0} of earlier turns."),
     "documents_left_out": ("document", "The provider refused the request: it was sent without {0} of earlier turns."),
+    "calls_left_out": (
+        "part",
+        "The provider refused the request because of tools' calls: it was sent without {0} of earlier calls. The words "
+        "of their results stay.",
+    ),
     "summarised": (
         "exchange",
         "The conversation was too long for one request: the model is shown a summary of its first {0}.",

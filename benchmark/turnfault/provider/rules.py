@@ -27,6 +27,12 @@ BYTES_PER_TOKEN = 4  # the usual rule of thumb for English
 SEALS = {"thinking": "signature", "redacted_thinking": "data"}
 
 _TOOL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+# The types of blocks in messages; the API takes more results of tools that it runs itself (`…_tool_result`).
+_TYPES = frozenset(
+    ("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
+     "tool_reference", "server_tool_use", "mcp_tool_use", "container_upload")
+)  # fmt: skip
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _PDF_PAGE = re.compile(rb"/Type\s*/Page\b")
 
@@ -88,7 +94,12 @@ def _check_blocks(rules: Rules, messages: list[JSON]) -> None:
         if not blocks and message.get("role") != "system":  # the CLI sends empty ones of its own
             raise _Refused(f"messages.{at}: all messages must have non-empty content")
         for where, block in _walk(blocks, f"messages.{at}.content"):
-            kind = block.get("type")
+            kind = str(block.get("type"))
+            if kind not in _TYPES and not kind.endswith("_tool_result"):
+                tags = ", ".join(map(repr, sorted(_TYPES)))
+                raise _Refused(
+                    f"{where}: Input tag {kind!r} found using 'type' does not match any of the expected tags: {tags}"
+                )
             if kind == "text" and not str(block.get("text", "")).strip():
                 words = "be non-empty" if not block.get("text") else "contain non-whitespace text"
                 if "cache_control" in block:
@@ -96,10 +107,14 @@ def _check_blocks(rules: Rules, messages: list[JSON]) -> None:
                 raise _Refused(f"messages: text content blocks must {words}")
             if kind == "tool_use":
                 _check_id(block.get("id"), f"{where}.tool_use.id")
+                if not isinstance(name := block.get("name"), str) or not _TOOL_NAME.fullmatch(name):
+                    raise _Refused(f"{where}.tool_use.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
                 if not isinstance(block.get("input"), dict):
                     raise _Refused(f"{where}.tool_use.input: Input should be a valid dictionary")
             if kind == "tool_result":
                 _check_id(block.get("tool_use_id"), f"{where}.tool_result.tool_use_id")
+                if not isinstance(block.get("is_error", False), bool):
+                    raise _Refused(f"{where}.tool_result.is_error: Input should be a valid boolean")
             if kind == "document":
                 _check_document(rules, block.get("source") or {}, where)
 

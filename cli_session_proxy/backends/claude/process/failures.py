@@ -58,7 +58,10 @@ _LIMIT = re.compile(r"limit reached|hit your .{0,40}limit|rate limit", re.IGNORE
 _CONTEXT = re.compile(r"prompt is too long|exceeds? (?:the )?context|context (?:window|length|limit)", re.IGNORECASE)
 _TIMEOUT = re.compile(r"timed?[ -]?out\b", re.IGNORECASE)
 # A 400 about something in the transcript: our fault, not the client's.
-_HISTORY = re.compile(r"signature|`?thinking`?|tool_use|tool_result|cache_control|roles must alternate", re.IGNORECASE)
+_HISTORY = re.compile(
+    r"signature|`?thinking`?|tool_use|tool_result|tool use concurrency|cache_control|roles must alternate",
+    re.IGNORECASE,
+)
 
 # The instruction of `commands.prerequisites` without this machine's paths, for clients.
 NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
@@ -205,8 +208,10 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
 # Words in the provider's refusal, and what another attempt may leave out of the path.
 _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
     (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
-    (re.compile(r"\bimages?\b|media", re.IGNORECASE), "images"),
-    (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
+    (re.compile(r"^(?!.*expected tags).*\b(?:images?\b|media)", re.IGNORECASE), "images"),
+    (re.compile(r"^(?!.*expected tags).*(?:\bpdf\b|\bdocument)", re.IGNORECASE), "documents"),
+    # "Concurrency issues" is the CLI's word for calls without results. A tool's definition begins with `tools.`.
+    (re.compile(r"^(?=.*\bmessages\.\d).*(?:tool_use|tool_result|expected tags)|tool use concurrency"), "calls"),
 )
 
 

@@ -65,6 +65,8 @@ def result_records(
         missing: Block = {"type": "tool_result", "tool_use_id": call, "content": NOT_ANSWERED, "is_error": True}
         result = {**by_recorded_id.get(call, missing), "tool_use_id": call}
         out.append(scribe.record(Message("user", (result,)), parent.model))
+    if not open_ids:  # the calls are left out: the words of their results stay
+        out += [scribe.record(Message("user", mending.without_call(block)), parent.model) for block in results.values()]
     return [*out, closing_record(scribe, uuid)] if closed else out
 
 

@@ -40,6 +40,7 @@ CODES: Mapping[LeftOut, NoteCode] = {
     "thinking": "thinking_left_out",
     "images": "images_left_out",
     "documents": "documents_left_out",
+    "calls": "calls_left_out",
 }
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ....domain import limits
 from ....domain.evidence import Note, NoteCode
@@ -25,17 +25,20 @@ from . import files
 KIND = "cli-session-proxy/mark"
 _OPENING = f'{{"type":"{KIND}"'
 # What a mark can leave out of all records before it, as types of blocks.
-LeftOut = Literal["thinking", "images", "documents"]
+LeftOut = Literal["thinking", "images", "documents", "calls"]
 _TYPES: dict[LeftOut, frozenset[str]] = {
     "thinking": THINKING,
     "images": frozenset({"image"}),
     "documents": frozenset({"document"}),
 }
+_KINDS: dict[str, LeftOut] = {block_type: kind for kind, types in _TYPES.items() for block_type in types}
 # The texts that replace them. Thinking is just removed.
 _PLACES: dict[LeftOut, str] = {
     "images": "[An image stood here. It is left out: the request would have been refused with it.]",
     "documents": "[A document stood here. It is left out: the request would have been refused with it.]",
+    "calls": "[A tool was called here. It is left out: the request would have been refused with it.]",
 }
+RESULT = "[The result of that call:]"  # before the words of a result, which stay
 SUMMARY = (
     "This conversation was longer than what fits into one request. This is a summary of what came before the messages "
     "that follow:\n\n"
@@ -156,7 +159,7 @@ def _is_sound_mark(record: Record) -> bool:
                     isinstance(t.schema, dict) for t in tools
                 )
             case "leave_out":
-                known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
+                known = mark["what"] in get_args(LeftOut) and isinstance(mark["since"], str | None)
                 return known and isinstance(mark["refused"], bool)
             case "fitted":
                 for block in mark["instead"].values():  # a short text, or a smaller image
@@ -244,8 +247,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
                 data[name] = _remaining_ancestor(data[name], new_parents)
         emptied = False
         if kinds and not data.get("isSidechain") and (content := blocks_of(data)):
-            removed = {block_type: kind for kind in kinds for block_type in _TYPES[kind]}
-            left = _with_replaced(content, partial(_without, removed))
+            left = _with_replaced(content, partial(_without, kinds))
             emptied = not left
             data["message"] = {**data["message"], "content": left}
         if emptied:
@@ -299,7 +301,7 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
         if record.uuid is not None and _may_hold(record, what):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                found += sum(str(block.get("type")) in _TYPES[what] for block in _blocks(blocks_of(data)))
+                found += sum(_kind(block) == what for block in _blocks(blocks_of(data)))
     return found
 
 
@@ -310,15 +312,31 @@ def weight(records: Iterable[Record], what: LeftOut) -> int:
 
 def _may_hold(record: Record, what: LeftOut) -> bool:
     """A quick check of the line's text: most need not be parsed."""
-    return any(f'"{kind}"' in record.line for kind in _TYPES[what])
+    return what == "calls" or any(f'"{one}"' in record.line for one in _TYPES[what])
 
 
-def _without(removed: Mapping[str, LeftOut], block: Block) -> Sequence[Block]:
-    """The block, or what takes its place; `removed`: the kind of each removed type."""
-    kind = removed.get(str(block.get("type")))
-    if kind is None:
+def _kind(block: Block) -> LeftOut | None:
+    """The kind by which a decision may leave this block out; None for a text. What is of no known type belongs to a
+    call: of a tool that the provider runs, or made up by an agent's program."""
+    return None if block.get("type") == "text" else _KINDS.get(str(block.get("type")), "calls")
+
+
+def _without(kinds: Collection[LeftOut], block: Block) -> Sequence[Block]:
+    """The block, or what takes its place if it is of one of these kinds."""
+    kind = _kind(block)
+    if kind is None or kind not in kinds:
         return (block,)
+    if block.get("type") == "tool_result":
+        return without_call(block)
     return ({"type": "text", "text": _PLACES[kind]},) if kind in _PLACES else ()
+
+
+def without_call(result: Block) -> tuple[Block, ...]:
+    """The words and images of a tool's result, for a prompt: its call is left out."""
+    said = result.get("content")
+    blocks = said if isinstance(said, list) else [{"type": "text", "text": str(said or "")}]
+    words = (one for one in blocks if one.get("type") != "text" or str(one.get("text", "")).strip())
+    return ({"type": "text", "text": RESULT}, *words)
 
 
 def _blocks(content: Iterable[Block]) -> Iterator[Block]:
@@ -333,9 +351,10 @@ def _with_replaced(content: Iterable[Block], replaced: Callable[[Block], Sequenc
     """The content with what takes the place of each block; in results of tools, too."""
     out: list[Block] = []
     for block in content:
-        if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-            inner = (one for one in block["content"] if isinstance(one, dict))
-            out.append({**block, "content": _with_replaced(inner, replaced)})
+        inner = block.get("content")
+        if block.get("type") == "tool_result" and isinstance(inner, list):
+            blocks = _with_replaced((one for one in inner if isinstance(one, dict)), replaced)
+            out += replaced({**block, "content": blocks})
         else:
             out += replaced(block)
     return out

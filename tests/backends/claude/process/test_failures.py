@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
-from cli_session_proxy.backends.claude.process.failures import error_for, error_for_death, seconds_until
+from cli_session_proxy.backends.claude.process.failures import error_for, error_for_death, remedies, seconds_until
 from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
 
 from .helpers import DATA, recorded
@@ -54,6 +54,28 @@ def test_a_recorded_failure_gets_its_code(entry: dict[str, Any]) -> None:
     assert error.code == EXPECTED[entry["case"]], error.message
     assert error.message
     assert "{" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1.", ("calls",)),
+        (
+            "messages.7.content.0: unexpected `tool_use_id` found in `advisor_tool_result` blocks: srvtoolu_1.",
+            ("calls",),
+        ),
+        ("due to tool use concurrency issues.", ("calls",)),
+        (
+            "messages.1.content.0: Input tag 'x' does not match any of the expected tags: 'document', 'image'",
+            ("calls",),
+        ),
+        ("messages.2.content.0.tool_result.content.0.image.source.base64: too large", ("images", "calls")),
+        ("tools.17.custom.input_schema: JSON schema is invalid. Learn more about tool use at https://x.test", ()),
+        ("tool_choice: no tool_use is possible", ()),
+    ],
+)
+def test_what_another_attempt_may_leave_out_is_what_the_provider_names(said: str, expected: tuple[str, ...]) -> None:
+    assert remedies(error_for(made(f"API Error: 400 {said}"), now=NOW)) == expected
 
 
 def test_both_clis_were_recorded() -> None:

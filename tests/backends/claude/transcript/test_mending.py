@@ -78,6 +78,20 @@ def test_an_image_in_the_result_of_a_tool_is_left_out_too_and_words_stand_in_its
     assert "left out" in content[1]["text"]
 
 
+def test_calls_are_left_out_and_the_words_of_their_results_stay() -> None:
+    call: Block = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    seen: Block = {"type": "tool_result", "tool_use_id": "c", "content": [words("seen"), {"type": "tool_reference"}]}
+    plain: Block = {"type": "tool_result", "tool_use_id": "d", "content": "plain"}
+    empty: Block = {"type": "tool_result", "tool_use_id": "e"}
+    records = path([words("a")], [words("answer"), call, {"type": "server_tool_use"}], [seen, plain, empty], [THOUGHT])
+    assert mending.count(records, "calls") == 6
+    left_out = "[A tool was called here. It is left out: the request would have been refused with it.]"
+    assert told(mending.shown([*records, mending.leave_out("calls")])) == [
+        ["a"], ["answer", left_out, left_out],
+        [mending.RESULT, "seen", left_out, mending.RESULT, "plain", mending.RESULT], ["thinking"],
+    ]  # fmt: skip
+
+
 def test_blocks_that_no_cli_writes_stop_no_decision() -> None:
     """A confined shell writes its transcript, and an imported one may be anybody's."""
     result: Block = {"type": "tool_result", "tool_use_id": "c", "content": ["seen", None, {"type": ["image"]}, IMAGE]}

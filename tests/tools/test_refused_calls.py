@@ -1,0 +1,83 @@
+"""A provider that refuses calls of earlier turns ends no conversation: they are left out, and words stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.settings import Profile
+from turnfault.provider import upstream as provider
+from turnfault.provider.rules import JSON, Rules, refusal
+from turnfault.provider.script import Fail, ToolUse
+from turnfault.provider.seen import parts
+from turnfault.provider.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..talking import ask, heard, running
+from .test_loops import TOOLS, both, calls, result, results
+
+WHY = "`tool_use` ids were found without `tool_result` blocks immediately after: toolu_1"
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """From now on the provider refuses requests with calls of the tools in this set."""
+    names: set[str] = set()
+
+    def check(rules: Rules, raw: bytes, body: JSON) -> Fail | None:
+        for at, message in enumerate(body["messages"]):
+            if any(block.get("name") in names for block in parts(message["content"])):
+                return Fail(400, message=f"messages.{at}: {WHY}")
+        return refusal(rules, raw, body)
+
+    monkeypatch.setattr(provider, "refusal", check)
+    return names
+
+
+async def test_what_tools_said_stays_where_the_provider_refuses_their_calls(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, refuses: set[str]
+) -> None:
+    profile = Profile(tools=("Bash(echo *)",))
+    settings = make_settings(claude_bin=claude, profiles={"coder": profile}, profile="coder")
+    upstream.when("look", ToolUse([("Bash", {"command": "echo hail"})], text="I look."))
+    async with running(settings) as engine:
+        await ask(engine, "hello")
+        await ask(engine, "look")
+        refuses.add("Bash")
+        turn = await ask(engine, "word-3")
+        assert ("calls_left_out", 2) in [(note.code, note.count) for note in turn.evidence.notes]
+        refused = len(upstream.refused)
+        before = upstream.requests[-1]
+        await ask(engine, "word-4")
+        assert upstream.requests[-1].prefix_kept(before) == 1.0
+    async with running(settings) as engine:
+        await ask(engine, "word-5")
+    said = heard(upstream)
+    assert [one for one in said if "left out" not in one] == [
+        "hello", "look", "[The result of that call:]", "hail", "word-3", "word-4", "word-5",
+    ]  # fmt: skip
+    assert "I look." in upstream.requests[-1].raw.decode()
+    assert len(upstream.refused) == refused
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_results_that_the_client_brings_are_words_where_their_calls_are_refused(
+    restarted: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, refuses: set[str]
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine:
+        weather, time = calls(await both(engine, upstream))
+        refuses.add("mcp__client__get_weather")
+        if not restarted:
+            await ask(engine, results(result(weather, "sunny"), result(time, "noon")), tools=TOOLS)
+    async with running(settings) as engine:
+        if restarted:
+            await ask(engine, results(result(weather, "sunny"), result(time, "noon")), tools=TOOLS)
+        refused = len(upstream.refused)
+        await ask(engine, "go on", tools=TOOLS)
+    assert [said.rstrip() for said in heard(upstream)] == [
+        "where", "[The result of that call:]", "sunny", "[The result of that call:]", "noon", "go on",
+    ]  # fmt: skip
+    assert "Let me look." in upstream.requests[-1].raw.decode()
+    assert len(upstream.refused) == refused
