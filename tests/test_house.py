@@ -16,7 +16,7 @@ TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
 LINES = 60_619
 FUNCTIONS = 3_687
-SHREDS = 45
+SHREDS = 44
 
 
 @pytest.fixture(scope="module")
