@@ -208,10 +208,10 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
 # Words in the provider's refusal, and what another attempt may leave out of the path.
 _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
     (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
-    (re.compile(r"^(?!.*expected tags).*\b(?:images?\b|media)", re.IGNORECASE), "images"),
-    (re.compile(r"^(?!.*expected tags).*(?:\bpdf\b|\bdocument)", re.IGNORECASE), "documents"),
+    (re.compile(r"\b(?:images?\b|media)", re.IGNORECASE), "images"),
+    (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
     # "Concurrency issues" is the CLI's word for calls without results. A tool's definition begins with `tools.`.
-    (re.compile(r"^(?=.*\bmessages\.\d).*(?:tool_use|tool_result|expected tags)|tool use concurrency"), "calls"),
+    (re.compile(r"^(?=.*\bmessages\.\d).*(?:tool_use|tool_result|Input tag)|tool use concurrency"), "calls"),
 )
 
 
@@ -221,7 +221,8 @@ def remedies(error: ProxyError) -> tuple[Remedy, ...]:
         return ("images", "documents", "summary")
     if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
         return ()
-    return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))
+    named, _, _ = error.message.partition("expected tags")  # behind these words are the types that it would take
+    return tuple(remedy for words, remedy in _REMEDIES if words.search(named))
 
 
 def no_words(result: Result, cli: Capability) -> ProxyError:

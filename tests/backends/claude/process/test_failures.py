@@ -69,6 +69,10 @@ def test_a_recorded_failure_gets_its_code(entry: dict[str, Any]) -> None:
             "messages.1.content.0: Input tag 'x' does not match any of the expected tags: 'document', 'image'",
             ("calls",),
         ),
+        (
+            "messages.1.content.0: Input tag 'image' does not match any of the expected tags: 'text'",
+            ("images", "calls"),
+        ),
         ("messages.2.content.0.tool_result.content.0.image.source.base64: too large", ("images", "calls")),
         ("tools.17.custom.input_schema: JSON schema is invalid. Learn more about tool use at https://x.test", ()),
         ("tool_choice: no tool_use is possible", ()),
