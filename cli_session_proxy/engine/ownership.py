@@ -382,6 +382,13 @@ class Ownership:
         """Whether this proxy holds the agent's lease, as far as it knows."""
         return agent_key in self._held
 
+    def forget(self, agent: Agent) -> None:
+        """Forget the lease of a deleted agent, which the caller is the last to hold. Else the next heartbeat finds it
+        lost, and the process is ended that works in the agent's directory: that of the next agent of this name."""
+        if self._users[agent.key] == 1:
+            self._held.pop(agent.key, None)
+            self._taken_over = [one for one in self._taken_over if one.key != agent.key]
+
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the store says that the lease is ours. Called before files are written: this proxy
         may have been paused, and replaced."""

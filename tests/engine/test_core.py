@@ -264,3 +264,14 @@ async def test_an_agent_that_is_deleted_twice_at_once_leaves_the_next_one_its_fi
         deleting = [asyncio.create_task(engine.delete("local", "a")) for _ in looks]
         assert sorted(await asyncio.gather(*deleting)) == [False, True]
         assert len(removed) == 1
+
+
+async def test_a_heartbeat_after_a_deletion_ends_no_process_of_the_next_agent_of_that_name(settings: Settings) -> None:
+    """Its first turn failed, because its process works in the same directory."""
+    async with core(settings) as (engine, _):
+        await ask(engine, "one")
+        deleted = await engine.store.agent("local", "a")
+        assert await engine.delete("local", "a")
+        await ask(engine, "one")
+        await engine._ownership._renew()
+        assert deleted not in engine._ownership._taken_over
