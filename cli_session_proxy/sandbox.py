@@ -34,6 +34,7 @@ HASH_CHARACTERS = 26  # 130 bits of base32: no two names collide by chance
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
 LEVELS = 5  # of folders below one that is removed, before folders are moved; each takes two descriptors
+ACL_OF_NEW = "system.posix_acl_default"  # a folder's attribute with the rights of what is made there
 MOST_FOLDERS = 10_000  # entries after which `has_files` takes a folder for a file
 # The folder of the logins that confined CLIs got as copies (see `backends.claude.process.login`).
 LOGINS = "~logins"
@@ -288,10 +289,14 @@ def _open_folder(name: Path | str, parent_fd: int | None = None) -> Iterator[int
 
 
 def restore_access(folder: Path) -> None:
-    """Give this user all rights to a folder again that an agent's programs may have taken away. Does nothing if there
-    is no folder, and follows no link. Raises `SandboxError`."""
+    """Give this user all rights to a folder again, and to what is made there, which an agent's programs may have taken
+    away. Does nothing if there is no folder, and follows no link. Raises `SandboxError`."""
     with _explained(f"cannot open {folder}"), contextlib.suppress(FileNotFoundError):
         status = folder.lstat()
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # there is none, which is seen without waiting for the folder's lock
+                os.getxattr(folder, ACL_OF_NEW, follow_symlinks=False)
+                os.removexattr(folder, ACL_OF_NEW, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode) and not _is_accessible(status.st_mode) and status.st_uid == os.getuid():
             with _open_folder(folder):  # sets its mode
                 pass

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import resource
 import stat
+import struct
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -503,6 +504,18 @@ def test_a_folder_that_an_agent_closed_is_used_and_removed(tmp_path: Path, mode:
         assert not [*project.iterdir()]
         boxes.remove("a")
     assert not boxes.has("a")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="POSIX ACLs are Linux's")
+def test_an_agents_folder_that_takes_away_the_rights_to_new_files_is_given_them_again(tmp_path: Path) -> None:
+    """Its CLI found no transcript, and all later turns of the agent failed."""
+    nobody = b"".join(struct.pack("<HHI", who, 0, 0xFFFFFFFF) for who in (0x01, 0x04, 0x20))  # user, group, others
+    os.setxattr(tmp_path, sandbox.ACL_OF_NEW, struct.pack("<I", 2) + nobody)
+    made = [tmp_path / "before", tmp_path / "after"]
+    for file in made:
+        file.touch(0o600)
+        sandbox.restore_access(tmp_path)
+    assert [stat.S_IMODE(file.stat().st_mode) for file in made] == [0, 0o600]
 
 
 def test_a_folder_that_its_user_closed_stays_closed(tmp_path: Path) -> None:
