@@ -565,16 +565,32 @@ async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
     assert MARK not in await asyncio.to_thread(command_lines)
 
 
+async def test_a_look_from_inside_that_does_not_end_is_refused_in_words(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "bin" / confine.PROGRAM
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\nexec sleep {MARK}\n")
+    slow.chmod(0o755)
+    settings = shells.settings.model_copy(update={"spawn_timeout": 0.5})
+    async with running(settings) as engine:
+        monkeypatch.setattr(confine, "_works", True)
+        monkeypatch.setattr(confine, "CONFINE", (*confine.CONFINE[:-1], str(slow)))
+        with pytest.raises(SandboxError, match=r"bubblewrap did not end within 0\.5 s"):
+            await shells.run(engine, "confined", "true")
+    assert MARK not in await asyncio.to_thread(command_lines)
+
+
 def test_however_few_descriptors_are_free_a_look_from_inside_says_so_and_leaves_none_open() -> None:
     """Each such start of uvloop left four open, and the error told people to allow user namespaces."""
 
     async def main() -> None:
-        await confine._run(["true"])  # a loop's first process opens more
+        await confine._run(["true"], 60.0)  # a loop's first process opens more
         before, refused = psutil.Process().num_fds(), list[str]()
         for number in range(24):
             with free_descriptors(number):
                 try:
-                    await confine._run(["true"])
+                    await confine._run(["true"], 60.0)
                 except ClaudeUnavailable as exc:
                     refused.append(exc.message)
             await until(lambda: psutil.Process().num_fds() == before)

@@ -110,7 +110,7 @@ async def why_unavailable() -> str | None:
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
     trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108
-    code, _, error = await _run([*CONFINE, *BOUNDARY, *trial])
+    code, _, error = await _run([*CONFINE, *BOUNDARY, *trial], TRIAL)
     if code is None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
     if "Unknown option" in error:
@@ -121,9 +121,11 @@ async def why_unavailable() -> str | None:
     return None
 
 
-async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program. The code is None after a timeout, and -1 if the program did not
-    start. Raises `NoneFree`."""
+async def _run(
+    argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr of a short program. The code is None if it did not end within so many seconds, and
+    -1 if it did not start. Raises `NoneFree`."""
     try:
         descriptors.check()
         child = await asyncio.create_subprocess_exec(
@@ -136,7 +138,7 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
         return -1, "", exc.strerror or str(exc)
     both_streams = asyncio.ensure_future(child.communicate())
     try:
-        await asyncio.wait({both_streams}, timeout=TRIAL)
+        await asyncio.wait({both_streams}, timeout=seconds)
         code = child.returncode  # before the kill below, which would set one
     finally:
         if not both_streams.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
@@ -171,9 +173,11 @@ async def wrapper(
         raise SandboxError(why)
     words, secrets = await in_thread_at(place.cwd, _wrapper, settings, profile, program, place, env)
     # Look from inside at each secret: the mounts alone do not prove that none is visible (links, bind mounts).
-    code, readable, error = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets], env)
+    look, seconds = (*words, "/bin/sh", "-c", LOOK, "look", *secrets), settings.spawn_timeout
+    code, readable, error = await _run(look, seconds, env)
     if code != 0 or not readable.endswith("looked\n"):  # without its last line the look was not complete
-        raise SandboxError(f"a confined CLI cannot be started: bubblewrap said {error.strip()[-200:]!r}")
+        why = f"did not end within {seconds:g} s" if code is None else f"said {error.strip()[-200:]!r}"
+        raise SandboxError(f"a confined CLI cannot be started: bubblewrap {why}")
     if (visible := readable.removesuffix("looked\n").splitlines()) != []:
         raise SandboxError(
             f"a confined agent could read {visible[0]} ({secrets[visible[0]]}), so its CLI is not started: {MOVE}"
@@ -189,7 +193,7 @@ async def why_cli_fails(
         words = await wrapper(settings, profile, program, place, env)
     except SandboxError as exc:
         return exc.message
-    code, version, error = await _run([*words, str(program), "--version"], env)
+    code, version, error = await _run([*words, str(program), "--version"], TRIAL, env)
     if code == 0 and version.strip():
         return None
     why = (error or version).strip()[-200:] or f"exit code {code}"
