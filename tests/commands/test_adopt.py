@@ -176,6 +176,25 @@ async def test_another_kind_of_file_is_refused(settings: Settings, tmp_path: Pat
         await adopted(settings, tmp_path / "x.jsonl")
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+async def test_a_link_or_a_pipe_of_a_sessions_name_is_not_its_transcript(
+    settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    """A confined agent writes into its own folder there. A link was followed to another agent's words."""
+    projects = tmp_path / "config" / "projects"
+    write(tmp_path / "others.jsonl", TALK)
+    (projects / "its").mkdir(parents=True)
+    planted = projects / "its" / f"{SESSION}.jsonl"
+    if kind == "link":
+        planted.symlink_to(tmp_path / "others.jsonl")
+    else:
+        os.mkfifo(planted)
+    with pytest.raises(NotFound):
+        await adopted(settings, SESSION)
+    write(projects / "real" / f"{SESSION}.jsonl", TALK)
+    assert (await adopted(settings, SESSION)).source.parent == projects / "real"
+
+
 async def test_two_files_of_one_session_must_be_named(settings: Settings, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         write(tmp_path / "config" / "projects" / folder / f"{SESSION}.jsonl", TALK)

@@ -239,7 +239,8 @@ def find_source(projects: Path, source: str) -> Path:
             if path.is_file():
                 return path.resolve()
         raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
-    found = sorted(projects.glob(f"*/{source}.jsonl")) if is_session_id(source) else []
+    # No link: a confined agent's program may have put it there, to what it cannot read itself.
+    found = files.find_elsewhere(projects.parent, source, ()) if is_session_id(source) else []
     if len(found) > 1:
         listed = ", ".join(map(str, found))
         raise InvalidRequest(f"session {source} has several files: name the one to adopt ({listed})")
