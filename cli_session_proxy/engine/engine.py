@@ -176,7 +176,7 @@ class Engine:
         )
         self._recovery = Recovery(
             self.store, self.backend, self._instances, self._sandboxes, self.observers, self.budgets.of,
-            resume=self._resume,
+            self._run_here, resume=self._resume,
         )  # fmt: skip
         self._ownership = Ownership(
             self.store,

@@ -56,17 +56,23 @@ class Recovery:
         sandboxes: Sandboxes,
         observers: Sequence[Observer],
         budgets: BudgetsOf,
+        runs_here: Callable[[str], object] = lambda _turn_id: None,
         resume: Resume | None = None,
     ) -> None:
-        """`resume` takes over each turn that waits for a limit; None: such turns are left alone."""
+        """`runs_here`: a turn that runs or waits in this proxy, by its id; None for any other. `resume` takes over each
+        turn that waits for a limit; None: such turns are left alone."""
         self._store = store
         self._backend = backend
         self._instances = instances
         self._sandboxes = sandboxes
         self._observers = observers
         self._budgets = budgets
+        self._runs_here = runs_here
         self.resume = resume
-        self._in_doubt: set[str] = set()  # ids of turns that wait for a limit, perhaps taken over but not resumed here
+        # Ids of turns that are this proxy's in the store, and do not run here: they wait for a limit, and were perhaps
+        # taken over, or the store has forgotten their ends (a standby or a backup that lacks them).
+        self._in_doubt: set[str] = set()
+        self._unknown: set[str] = set()  # the same, at the last look: a turn may only be about to begin
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
         """Settle what other proxies left of this agent. Raises `StoreUnavailable`; other errors are retried later."""
@@ -80,14 +86,15 @@ class Recovery:
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
         resumed = 0
         for turn in await self._store.unfinished_of(agent.key):
-            if turn.instance == self._instances.id and turn.id not in self._in_doubt:
+            doubted = turn.id in self._in_doubt and self._runs_here(turn.id) is None
+            if turn.instance == self._instances.id and not doubted:
                 continue
             if turn.limit_wait is not None:
                 # Only the holder of the lease may send it: its former proxy may not, even if it lives.
                 if self.resume is not None and await self._take_over(lease, turn.id):
                     self.resume(agent, turn, resumed)
                     resumed += 1
-            elif turn.status == "running" or await self._instances.is_gone(turn.instance):
+            elif doubted or turn.status == "running" or await self._instances.is_gone(turn.instance):
                 recovered = await self._recovered(agent, turn)
                 if recovered is None:
                     await self._interrupt(lease, turn)
@@ -120,14 +127,24 @@ class Recovery:
             pause = min(2 * pause, SETTLE_SILENT_AFTER)  # after failures, retry less and less often
             with failures_logged("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
-                ended = ended or bool(self._in_doubt)
                 if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()
-                    # A turn of a stopped proxy may still wait for a limit.
-                    waits = {one.instance async for one in self._store.unfinished() if one.limit_wait is not None}
-                    ended = ended or any([await self._instances.is_gone(instance) for instance in waits])
+                    ended = await self._has_left_over() or ended
+                ended = ended or bool(self._in_doubt)
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
                     pause = NEIGHBOUR_CHECK
+
+    async def _has_left_over(self) -> bool:
+        """Whether a turn of a stopped proxy waits for a limit. Also finds turns in doubt."""
+        waits, unknown = set[str | None](), set[str]()
+        async for turn in self._store.unfinished():
+            if turn.instance == self._instances.id and self._runs_here(turn.id) is None:
+                unknown.add(turn.id)
+            elif turn.limit_wait is not None:
+                waits.add(turn.instance)
+        self._in_doubt |= unknown & self._unknown
+        self._unknown = unknown
+        return any([await self._instances.is_gone(instance) for instance in waits])
 
     async def _silent(self) -> list[str]:
         """The proxies on other hosts whose heartbeat expired more than `SETTLE_SILENT_AFTER` seconds ago."""

@@ -470,6 +470,25 @@ async def test_what_a_host_left_that_does_not_come_back_is_settled(postgres_url:
         assert text(await ask(one.engine, "lost")) == "You said: lost (1)"
 
 
+async def test_a_turn_whose_end_the_store_has_forgotten_keeps_nobody_waiting(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby or a backup has it as queued, by a proxy that lives and does not have it any more."""
+    monkeypatch.setattr("cli_session_proxy.engine.recovery.SETTLE_SILENT_AFTER", 0.1)
+    monkeypatch.setattr("cli_session_proxy.engine.recovery.NEIGHBOUR_CHECK", 0.1)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        await ask(one.engine, "one")
+        one.model.faults.append(UpstreamError("lost"))
+        with pytest.raises(UpstreamError):
+            await ask(one.engine, "two")
+        with psycopg.connect(postgres_url) as conn:
+            conn.execute("UPDATE turns SET status = 'queued', error = NULL, attempts = '[]' WHERE status = 'failed'")
+        assert text(await ask(two.engine, "three")) == "You said: three (2)"
+        assert [turn.status for turn in await kept(two)] == ["completed", "cancelled", "completed"]
+        await ask(one.engine, "two")
+        assert await path(two) == ["one", "three", "two"]
+
+
 async def test_a_row_of_a_proxy_that_is_named_as_a_path_removes_nothing_there(
     postgres_url: str, tmp_path: Path
 ) -> None:
