@@ -149,6 +149,8 @@ class PostgresqlDatabase(Lifecycle, Database):
         """A `quick` read is one statement without a transaction."""
         if not self._open or self._slots is None:
             raise self._closed()
+        if self._moved_to is not None:
+            raise moved(self.name, self._moved_to)
         begin = () if quick else READ
         return await self._slots[1].run(partial(self._read, work, begin), quick=quick)
 
@@ -344,7 +346,8 @@ class PostgresqlDatabase(Lifecycle, Database):
         code = code_of(exc)
         message = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
         if code == MOVED:
-            return moved(self.name, message or "")
+            self._moved_to = message or ""
+            return moved(self.name, self._moved_to)
         lines = (message or str(cause) or type(cause).__name__).splitlines()
         if code == LOCKED:
             return StoreUnavailable(

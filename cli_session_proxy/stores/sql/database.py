@@ -121,6 +121,7 @@ class Lifecycle:
     its end."""
 
     _open = False
+    _moved_to: str | None = None  # the new place, once a write was refused: reads would lack what is written there
     _ending: asyncio.Task[None] | None = None
 
     async def _finished_closing(self) -> None:

@@ -181,6 +181,8 @@ class SqliteDatabase(Lifecycle, Database):
         """
         if not self._open or self._read_threads is None:
             raise self._closed()
+        if self._moved_to is not None:
+            raise moved(str(self.path), self._moved_to)
         if quick:
             assert self._quick is not None
             try:
@@ -531,7 +533,8 @@ class SqliteDatabase(Lifecycle, Database):
             return self._locked(ANOTHER_PROGRAM)
         cause, code = cause_of(exc)
         if getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_TRIGGER and str(cause).startswith(MOVED):
-            return moved(str(self.path), str(cause).removeprefix(MOVED))
+            self._moved_to = str(cause).removeprefix(MOVED)
+            return moved(str(self.path), self._moved_to)
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         advice = ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
         return StoreUnavailable(f"the store {self.path} cannot be used ({what}): {advice}", detail={"sqlite": code})
