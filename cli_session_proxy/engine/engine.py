@@ -990,7 +990,6 @@ class Engine:
                 await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
             if await self.store.agent_by_key(agent.key) is None:  # deleted meanwhile: the files may be the next one's
-                self._ownership.forget(agent)
                 return False
             if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
                 return False
@@ -1004,10 +1003,7 @@ class Engine:
             await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
             if self.registry is not None:
                 await self.registry.forget(agent)
-            deleted = await self.store.delete_agent(agent.key, expiry)
-            if deleted:
-                self._ownership.forget(agent)
-            return deleted
+            return await self.store.delete_agent(agent.key, expiry)
 
     async def version_at_rest(self, agent: Agent) -> str:
         """The chain's version, if the chain is complete. Raises `SessionBusy` if a turn waits or runs, or if something

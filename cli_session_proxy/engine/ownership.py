@@ -382,13 +382,6 @@ class Ownership:
         """Whether this proxy holds the agent's lease, as far as it knows."""
         return agent_key in self._held
 
-    def forget(self, agent: Agent) -> None:
-        """Forget the lease of a deleted agent, which the caller is the last to hold. Else the next heartbeat finds it
-        lost, and the process is ended that works in the agent's directory: that of the next agent of this name."""
-        if self._users[agent.key] == 1:
-            self._held.pop(agent.key, None)
-            self._taken_over = [one for one in self._taken_over if one.key != agent.key]
-
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the store says that the lease is ours. Called before files are written: this proxy
         may have been paused, and replaced."""
@@ -483,13 +476,17 @@ class Ownership:
             log.warning("lease_not_handed_over", error=exc.message)
 
     async def _retire_taken_over(self, agent: Agent) -> None:
-        """End this proxy's process of an agent that another proxy has taken over: it no longer has the path."""
+        """End this proxy's process of an agent that another proxy has taken over: it no longer has the path. The lease
+        of a deleted agent counts as lost, too. If there is another agent of its name, what works in its directory is
+        that one's."""
         if self._users[agent.key] or agent.key in self._held:  # a turn here compares the process with the path
             return
         async with self._locked(agent.key):
             # If this fails, the agent's next turn here compares the process with the path, and ends it.
             with failures_logged("process_not_retired", agent=agent.agent_id):
-                await self._retire(agent)
+                named = await self._store.agent(agent.owner, agent.agent_id)
+                if named is None or named.key == agent.key:
+                    await self._retire(agent)
 
     async def _release(self, agent_key: int) -> None:
         """Give the lease back, after this proxy's processes of the agent have ended."""

@@ -268,10 +268,13 @@ async def test_an_agent_that_is_deleted_twice_at_once_leaves_the_next_one_its_fi
 
 async def test_a_heartbeat_after_a_deletion_ends_no_process_of_the_next_agent_of_that_name(settings: Settings) -> None:
     """Its first turn failed, because its process works in the same directory."""
-    async with core(settings) as (engine, _):
+    async with core(settings) as (engine, backend):
         await ask(engine, "one")
         deleted = await engine.store.agent("local", "a")
+        assert deleted is not None
         assert await engine.delete("local", "a")
         await ask(engine, "one")
         await engine._ownership._renew()
-        assert deleted not in engine._ownership._taken_over
+        assert not engine._ownership.has(deleted.key)
+        await engine._ownership._retire_taken_over(deleted)
+        assert backend.retired == []
