@@ -41,9 +41,9 @@ NAME_END = 64  # characters at the end of a field's name by which a secret is re
 TEXT_LIMIT = 2000  # characters of one value: enough for an error's text
 NAME = "cli_session_proxy"
 
-# Where `forget` looks for a name in a log line: ids, and whole JSON strings.
+# Where `forget` looks for a name in a log line: ids, and the field `agent`. A client may call its agent "error".
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
+_AGENT = re.compile(rb'"agent": "((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
 
 # Fields that would hold a conversation or an environment: their values are never written.
 _NEVER = frozenset(
@@ -205,8 +205,8 @@ def _forget(path: Path, texts: set[bytes]) -> None:
     try:
         with path.open("r+b") as file:
             lines = file.readlines()
-            # an id matches as a word, an agent's name as a whole string
-            remaining = [line for line in lines if texts.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
+            # an id matches as a word, an agent's name as a whole field
+            remaining = [line for line in lines if texts.isdisjoint(_ID.findall(line) + _AGENT.findall(line))]
             if len(remaining) < len(lines):
                 file.seek(0)
                 file.writelines(remaining)

@@ -145,6 +145,16 @@ def test_nothing_in_a_line_steers_a_terminal_or_ends_the_line(
     assert logs.file_of(settings).read_text() == ""
 
 
+@pytest.mark.parametrize("name", ["event", "refused", "level", "info", "agent"])
+def test_a_deleted_agents_name_takes_no_lines_along_that_are_not_about_it(settings: Settings, name: str) -> None:
+    """Whoever has a key may name an agent, and delete it."""
+    logs.configure(settings)
+    logs.get().info("refused", code="unauthorized", why='"agent": "info"')
+    logs.get().info("adopted", agent=name)
+    logs.forget(settings, [name])
+    assert [line["event"] for line in lines(settings)] == ["refused"]
+
+
 def test_a_long_value_is_cut(settings: Settings) -> None:
     logs.get().info("big", error="x" * 100_000)
     assert len(logs.file_of(settings).read_text()) < 5_000
