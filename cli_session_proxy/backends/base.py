@@ -90,13 +90,15 @@ class Job:
 class Adoptable:
     """Turns that a person added to a session of ours after its tip, in order, each the child of the one before.
 
-    `session` ends at the last of them. `ended`: the last answer is known to be complete.
+    `session` ends at the last of them. `ended`: the last answer is known to be complete. `lines`: how many lines of an
+    application's session they are made of.
     """
 
     turns: tuple[WholeTurn, ...]
     session: Session
     detail: JSON
     ended: bool
+    lines: int = 0
 
 
 # --- events ------------------------------------------------------------------------------------------------

@@ -118,5 +118,5 @@ class Mirroring:
                     parent = await self._store.turn(session.tip_turn_id)
             adoptable = await self._backend.turns_from_sdk(agent, parent, session, lines)
             if adoptable is not None:
-                became_turns = MirroredLines(key, sum(len(whole.records) for whole in adoptable.turns))
+                became_turns = MirroredLines(key, adoptable.lines)
                 await adopt(self._store, lease, adoptable, self._observers, became_turns)

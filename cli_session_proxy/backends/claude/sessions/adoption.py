@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from ....domain import lineage
+from ....domain.client_tools import calls_of
 from ....domain.evidence import Evidence, ExternalOrigin, Note, NoteCode
 from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Block, Link, Placed, Record, Session, Turn
@@ -134,9 +135,33 @@ def turns_from_sdk(
     linked = iter(_linked([entry for exchange in complete for entry in exchange.entries], leaf))
     complete = [TranscriptExchange(tuple(islice(linked, len(exchange.entries)))) for exchange in complete]
     adopter = Adopter(agent.key, session.id, SDK_NOTE, parent, parent.model if parent else "default")
-    turns = tuple(adopter.adopt(exchange) for exchange in complete)
+    turns = []
+    for exchange in complete:
+        whole = adopter.adopt(exchange)
+        if not _has_results_behind_calls(exchange.path):  # they are shown as words
+            first = next(record.uuid for record in whole.records if record.uuid is not None)
+            whole = replace(whole, records=(*whole.records, mending.leave_out("calls", first)))
+        turns.append(whole)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
-    return Adoptable(turns, session, {"note": SDK_NOTE}, ended=True)
+    lines_taken = sum(len(exchange.entries) for exchange in complete)
+    return Adoptable(tuple(turns), session, {"note": SDK_NOTE}, ended=True, lines=lines_taken)
+
+
+def _has_results_behind_calls(path: Sequence[Entry]) -> bool:
+    """Whether the results of a message's calls directly follow it, as the model's API wants it. Not so if another
+    application said something in between, or if the exchange has one without the other."""
+    message: object = None
+    waiting: set[str] = set()  # calls
+    for entry in path:
+        own_id = entry.data["message"].get("id") if entry.kind == "assistant" else None
+        if waiting and (is_prompt(entry) or own_id not in (None, message)):
+            return False
+        message = own_id or message
+        answered = {str(block.get("tool_use_id")) for block in entry.content if block.get("type") == "tool_result"}
+        if not answered <= waiting:
+            return False
+        waiting = waiting - answered | set(calls_of(entry.content))
+    return not waiting
 
 
 def _linked(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:
