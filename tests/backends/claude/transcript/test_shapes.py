@@ -6,7 +6,7 @@ import contextlib
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -155,6 +155,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     adopter = adoption.Adopter(1, SESSION, "")
     for one in found:
         adopter.adopt(one)
+        adoption._has_results_behind_calls(one.path)
         assert isinstance(one.complete, bool)
     exchanges.has_invented_result(entries), [exchanges.time_of(entry) for entry in entries]
     capture.continues(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
@@ -193,13 +194,14 @@ def test_whatever_an_earlier_import_took_for_records_nothing_that_reads_them_fai
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
     marks = [
         mending.leave_out("thinking"), mending.leave_out("images", "u1"), mending.fitted({}), mending.window("u1"),
+        mending.leave_out("calls"),
         mending.summary("words", "u1", "sonnet", "2026-01-01T00:00:00Z"),
     ]  # fmt: skip
     for decisions_taken in ([], *([mark] for mark in marks), marks):
         shown = mending.shown([*records, *decisions_taken])
         transcript.parse_records(shown)
         transcript.in_strict_order([one.line for one in shown])
-        for kind in ("thinking", "images", "documents"):
+        for kind in get_args(mending.LeftOut):
             mending.count(shown, kind), mending.since_first(shown, [kind]), mending.weight(shown, kind)
     list(mending.media_of(records)), mending.mended_at_import(records), mending.head_of(records)
     mending.was_refused(records, "images"), mending.window_of(records)
