@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Forgetting:
 
     async def idle(self, days: float | None, unnamed_hours: float | None = None) -> None:
         """Delete the agents whose last turn is older than so many days, and one-shots older than so many hours."""
-        now = self._now()
+        now = min(self._now(), time.time())  # a clock that is ahead, the server's or this machine's, deletes nothing
         expiry = Expiry(
             None if days is None else now - days * 24 * HOUR,
             None if unnamed_hours is None else now - unnamed_hours * HOUR,

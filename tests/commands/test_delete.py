@@ -140,6 +140,16 @@ async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path
     assert len(holders(settings.var, of=IMAGE)) == 2  # the other one shows it too
 
 
+async def test_a_servers_clock_that_is_years_ahead_makes_nothing_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")) as engine:
+        await filled(engine, AGENT)
+        monkeypatch.setattr(engine.forgetting, "_now", lambda: time.time() + 10 * 365 * 24 * 3600)
+        await engine.forgetting.idle(days=365, unnamed_hours=720)
+        assert [row.agent.agent_id async for row in engine.store.summaries()] == [AGENT]
+
+
 async def test_an_agent_that_cannot_be_deleted_keeps_no_other_from_being_forgotten(tmp_path: Path) -> None:
     class Resists(MemoryBackend):
         async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
