@@ -394,6 +394,17 @@ async def test_a_cli_that_a_link_under_home_names_runs_confined(shells: Shells) 
         assert "looked" in said
 
 
+async def test_a_program_runs_confined_where_the_home_is_the_root(shells: Shells, tmp_path: Path) -> None:
+    """Such is the home of a container's user without a name. The mount that hid it hid /proc and /dev, too."""
+    cwd, tmpdir, private = (tmp_path / name for name in ("agent", "tmp", "private"))
+    cwd.mkdir()
+    tmpdir.mkdir()
+    config_dir = tmp_path / "config"
+    place = confine.ConfinedPlace(cwd, tmpdir, config_dir, config_dir / "projects" / "agent", private)
+    env = {"HOME": "/", "PATH": os.environ["PATH"]}
+    assert await confine.why_cli_fails(shells.settings, CONFINED, Path("/bin/true"), place, env) is None
+
+
 async def test_a_link_that_a_confined_shell_puts_in_the_place_of_a_folder_leads_nowhere(shells: Shells) -> None:
     """What is behind the boundary is opened by its name when the next CLI starts."""
     settings, config = shells.settings, shells.settings.claude_config_dir

@@ -297,7 +297,8 @@ class _Boundary:
     def _mount_own(self) -> None:
         """The agent's own directories, and empty folders that hide everything around them."""
         place = self._place
-        for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
+        # "/": the home of a user without one, as in a container. There is nothing to hide.
+        for path in {Path("/tmp"), Path("/dev/shm"), self._home} - {Path("/")}:  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
         hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
         self._mounts += [_Mount("--tmpfs", path) for path in hidden]
