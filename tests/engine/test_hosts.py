@@ -470,6 +470,21 @@ async def test_what_a_host_left_that_does_not_come_back_is_settled(postgres_url:
         assert text(await ask(one.engine, "lost")) == "You said: lost (1)"
 
 
+async def test_a_servers_clock_that_went_back_keeps_no_agent_from_other_hosts(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """A host that ends after that was taken for one that responds, for as long as the clock had gone back."""
+    clock = HandClock(postgres_url)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        await ask(one.engine, "one")
+        await clock.advance(-3600)
+        await one.engine._ownership._renew()
+        await one.cut_off()
+        await clock.advance(one.settings.lease + 1)
+        assert text(await ask(two.engine, "two")) == "You said: two (2)"
+        one.reaches.set()
+
+
 async def test_a_turn_whose_end_the_store_has_forgotten_keeps_nobody_waiting(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
