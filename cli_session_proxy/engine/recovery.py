@@ -69,10 +69,11 @@ class Recovery:
         self._budgets = budgets
         self._runs_here = runs_here
         self.resume = resume
-        # Ids of turns that are this proxy's in the store, and do not run here: they wait for a limit, and were perhaps
-        # taken over, or the store has forgotten their ends (a standby or a backup that lacks them).
-        self._in_doubt: set[str] = set()
-        self._unknown: set[str] = set()  # the same, at the last look: a turn may only be about to begin
+        self._in_doubt: set[str] = set()  # ids of turns that wait for a limit, perhaps taken over but not resumed here
+        # Ids of turns that are this proxy's in the store and do not run here: at the last look (one may be about to
+        # begin), and at the one before it, too. The store has forgotten their ends (a standby or a backup lacks them).
+        self._unknown: set[str] = set()
+        self._forgotten: set[str] = set()
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
         """Settle what other proxies left of this agent. Raises `StoreUnavailable`; other errors are retried later."""
@@ -86,15 +87,15 @@ class Recovery:
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
         resumed = 0
         for turn in await self._store.unfinished_of(agent.key):
-            doubted = turn.id in self._in_doubt and self._runs_here(turn.id) is None
-            if turn.instance == self._instances.id and not doubted:
+            forgotten = turn.id in self._forgotten and self._runs_here(turn.id) is None
+            if turn.instance == self._instances.id and turn.id not in self._in_doubt and not forgotten:
                 continue
-            if turn.limit_wait is not None:
+            if turn.limit_wait is not None and not forgotten:  # else later turns may have been run since
                 # Only the holder of the lease may send it: its former proxy may not, even if it lives.
                 if self.resume is not None and await self._take_over(lease, turn.id):
                     self.resume(agent, turn, resumed)
                     resumed += 1
-            elif doubted or turn.status == "running" or await self._instances.is_gone(turn.instance):
+            elif forgotten or turn.status == "running" or await self._instances.is_gone(turn.instance):
                 recovered = await self._recovered(agent, turn)
                 if recovered is None:
                     await self._interrupt(lease, turn)
@@ -130,19 +131,19 @@ class Recovery:
                 if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()
                     ended = await self._has_left_over() or ended
-                ended = ended or bool(self._in_doubt)
+                ended = ended or bool(self._in_doubt or self._forgotten)
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
                     pause = NEIGHBOUR_CHECK
 
     async def _has_left_over(self) -> bool:
-        """Whether a turn of a stopped proxy waits for a limit. Also finds turns in doubt."""
+        """Whether a turn of a stopped proxy waits for a limit. Also finds turns whose ends are forgotten."""
         waits, unknown = set[str | None](), set[str]()
         async for turn in self._store.unfinished():
             if turn.instance == self._instances.id and self._runs_here(turn.id) is None:
                 unknown.add(turn.id)
             elif turn.limit_wait is not None:
                 waits.add(turn.instance)
-        self._in_doubt |= unknown & self._unknown
+        self._forgotten = unknown & self._unknown
         self._unknown = unknown
         return any([await self._instances.is_gone(instance) for instance in waits])
 
@@ -168,9 +169,10 @@ class Recovery:
         async for turn in self._store.unfinished():
             if turn.instance == self._instances.id:
                 here.add(turn.id)
-            if turn.id in self._in_doubt or await self._instances.is_gone(turn.instance):
+            if turn.id in self._in_doubt | self._forgotten or await self._instances.is_gone(turn.instance):
                 open_turns.append(turn)
         self._in_doubt -= doubted - here
+        self._forgotten &= here
         in_use, failed = False, 0
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
             agent = await self._store.agent_by_key(agent_key)

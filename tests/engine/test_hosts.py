@@ -485,19 +485,27 @@ async def test_a_servers_clock_that_went_back_keeps_no_agent_from_other_hosts(
         one.reaches.set()
 
 
+@pytest.mark.parametrize("limit_wait", [None, '{"until": 1e12, "since": 1.0, "why": "limit", "asked": 1}'])
 async def test_a_turn_whose_end_the_store_has_forgotten_keeps_nobody_waiting(
-    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, tmp_path: Path, limit_wait: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby or a backup has it as queued, by a proxy that lives and does not have it any more."""
     monkeypatch.setattr("cli_session_proxy.engine.recovery.SETTLE_SILENT_AFTER", 0.1)
     monkeypatch.setattr("cli_session_proxy.engine.recovery.NEIGHBOUR_CHECK", 0.1)
     async with hosts(postgres_url, tmp_path) as (one, two):
+
+        async def ended() -> bool:
+            return (await kept(one))[-1].status == "cancelled"
+
         await ask(one.engine, "one")
         one.model.faults.append(UpstreamError("lost"))
         with pytest.raises(UpstreamError):
             await ask(one.engine, "two")
         with psycopg.connect(postgres_url) as conn:
-            conn.execute("UPDATE turns SET status = 'queued', error = NULL, attempts = '[]' WHERE status = 'failed'")
+            queued = "UPDATE turns SET status = 'queued', error = NULL, attempts = '[]', limit_wait = %s"
+            conn.execute(f"{queued} WHERE status = 'failed'", (limit_wait,))
+        if limit_wait is not None:  # another proxy would take it over, and wait
+            await until(ended)
         assert text(await ask(two.engine, "three")) == "You said: three (2)"
         assert [turn.status for turn in await kept(two)] == ["completed", "cancelled", "completed"]
         await ask(one.engine, "two")
