@@ -182,9 +182,10 @@ async def test_what_two_applications_say_at_once_in_one_session_is_all_on_the_pa
     assert on_path(await store.load(key)) == ["begin-0", "begin-1", *said]
 
 
-@pytest.mark.parametrize("order", ["pcPraA", "pcPAra", "pPcrAa", "pcraPA"])
+@pytest.mark.parametrize("order", ["pcPraA", "pcPAra", "pPcrAa", "pcraPA", "pceraPA"])
 async def test_a_result_behind_another_applications_prompt_is_shown_as_words(order: str, settings: Settings) -> None:
-    """A CLI leaves out a result that does not follow its call, and the provider refuses it."""
+    """A CLI leaves out a result that does not follow its call, and the provider refuses it. An error that the CLI noted
+    in between (`e`) separates nothing."""
     store, session_id = ChainSessionStore("a"), str(uuid.uuid4())
     key: Any = {"project_key": "p", "session_id": session_id}
     begin = entries("hello", "Hi.", session_id=session_id, tag="begin-")
@@ -193,11 +194,15 @@ async def test_a_result_behind_another_applications_prompt_is_shown_as_words(ord
     one[1]["message"]["content"] = [{"type": "tool_use", "id": "t", "name": "Read", "input": {}}]
     one[1]["message"]["stop_reason"] = "tool_use"
     one[2]["message"]["content"] = [{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}]
+    (error,) = entries("one", "API Error", session_id=session_id, tag="error-")[1:]
+    error |= {"parentUuid": "one-1", "isApiErrorMessage": True}
+    error["message"] |= {"model": "<synthetic>", "stop_reason": "stop_sequence"}
     two = entries("two", "Said two.", session_id=session_id, parent="begin-1", tag="two-")
-    lines = dict(zip("pcraPA", (*one, *two), strict=True))
+    lines = dict(zip("pceraPA", (*one[:2], error, *one[2:], *two), strict=True))
     for name in order:
         await store.append(key, [lines[name]])
     loaded: list[Any] = [entry for entry in await store.load(key) or () if "uuid" in entry]
+    order = order.replace("e", "")  # beside the path
     assert on_path(loaded) == [entry["uuid"] for entry in begin] + [lines[name]["uuid"] for name in order]
     kinds = [block["type"] for entry in loaded for block in entry["message"]["content"]]
     assert kinds.count("tool_use") == kinds.count("tool_result") == int("cr" in order)

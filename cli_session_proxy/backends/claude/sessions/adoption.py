@@ -153,7 +153,8 @@ def _has_results_behind_calls(path: Sequence[Entry]) -> bool:
     message: object = None
     waiting: set[str] = set()  # calls
     for entry in path:
-        own_id = entry.data["message"].get("id") if entry.kind == "assistant" else None
+        is_answer = entry.kind == "assistant" and not entry.data.get("isApiErrorMessage")  # an error is never sent
+        own_id = entry.data["message"].get("id") if is_answer else None
         if waiting and (is_prompt(entry) or own_id not in (None, message)):
             return False
         message = own_id or message

@@ -221,6 +221,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
     relinks_first = start > 0  # the first shown record gets another parent or none
     first = out[-1].uuid if start and out else None
     new_parents: dict[str, str | None] = {}  # by uuid of a removed record: the new parent of its children
+    previous: str | None = None  # the message before, where calls are left out
     next_mark = sum(at < start for at, _ in marks)  # the next mark
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
@@ -229,6 +230,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
         kinds = {what for what, since in ranges[next_mark].items() if since <= at and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
         has_old_usage = at < old_usage_before and '"usage"' in record.line
+        previous = previous if record.uuid is None or "calls" in kinds else None
         if record.uuid is None or not (kinds or new_parents or relinks_first or fits or has_old_usage):
             out.append(record)
             continue
@@ -250,6 +252,11 @@ def shown(records: Sequence[Record]) -> list[Record]:
             left = _with_replaced(content, partial(_without, kinds))
             emptied = not left
             data["message"] = {**data["message"], "content": left}
+        if "calls" in kinds and not data.get("isSidechain"):
+            # Results of parallel calls are beside the path: a CLI finds them there only as results.
+            if previous is not None and data.get("parentUuid") is not None:
+                data["parentUuid"] = previous
+            previous = previous if emptied else record.uuid
         if emptied:
             parent = data.get("parentUuid")
             new_parents[record.uuid] = None if parent == record.uuid else parent  # so that a cycle ends
