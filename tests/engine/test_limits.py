@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from cli_session_proxy.errors import (
     UpstreamError,
 )
 from cli_session_proxy.settings import ModelSettings, Profile, Settings
+from cli_session_proxy.stores.sqlite.store import FILE
 
 from ..serving import serving
 from ..talking import ask, request, text
@@ -569,3 +571,18 @@ async def test_a_place_before_others_goes_first_and_the_one_that_was_first_is_as
     await late.until_first()
     lanes.give_up(late)
     assert lanes.total == 0
+
+
+async def test_a_turn_that_the_store_has_lost_while_it_waited_ends(waiting: Settings, clock: Clock) -> None:
+    """A standby that lacks it was promoted. It was tried again and again, and all turns after it waited."""
+    async with core(waiting, model := Model()) as (engine, _):
+        model.faults.append(limit())
+        answer = await put_off(engine, "one")
+        with closing(sqlite3.connect(waiting.var / FILE)) as conn, conn:
+            conn.execute("DELETE FROM frames")
+            conn.execute("DELETE FROM turns")
+        clock.ahead = 2 * HOUR
+        with pytest.raises(StoreUnavailable, match="before it had kept this turn"):
+            await answer.turn()
+        answer.leave()
+        assert text(await ask(engine, "two")) == "You said: two (1)"

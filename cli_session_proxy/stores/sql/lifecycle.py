@@ -306,7 +306,8 @@ def begin(
     lease_row, row = LOCK_LEASE.first(lease_query), LOCK_STATE.first(state_query)
     check_lease(lease, lease_row)
     if row is None:  # not because the agent was deleted: then `check_lease` had found no lease
-        raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
+        why = "the server of the store stopped before it had kept this turn"
+        raise StoreUnavailable(why, retry_after=1.0, detail={"status": None})  # to wait for the store would not help
     check_status(turn.id, UNFINISHED, row)
     if not update.rowcount:
         raise ValueError(f"begin of {turn.id} under a lease of agent {lease.agent_key}")
