@@ -17,26 +17,32 @@ from ..conftest import MakeSettings
 from ..talking import ask, heard, running
 from .test_loops import TOOLS, both, calls, result, results
 
-WHY = "`tool_use` ids were found without `tool_result` blocks immediately after: toolu_1"
+# CLI 2.1.x has words of its own for each of these.
+WHYS = (
+    "`tool_use` ids were found without `tool_result` blocks immediately after: toolu_1",
+    "unexpected `tool_use_id` found in `tool_result` blocks: toolu_1",
+    "`tool_use` ids must be unique",
+)
 
 
 @pytest.fixture
-def refuses(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """From now on the provider refuses requests with calls of the tools in this set."""
-    names: set[str] = set()
+def refuses(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """From now on the provider refuses requests with calls of these tools, and says why."""
+    whys: dict[str, str] = {}
 
     def check(rules: Rules, raw: bytes, body: JSON) -> Fail | None:
         for at, message in enumerate(body["messages"]):
-            if any(block.get("name") in names for block in parts(message["content"])):
-                return Fail(400, message=f"messages.{at}: {WHY}")
+            for block in parts(message["content"]):
+                if (why := whys.get(block.get("name", ""))) is not None:
+                    return Fail(400, message=f"messages.{at}: {why}")
         return refusal(rules, raw, body)
 
     monkeypatch.setattr(provider, "refusal", check)
-    return names
+    return whys
 
 
 async def test_what_tools_said_stays_where_the_provider_refuses_their_calls(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream, refuses: set[str]
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, refuses: dict[str, str]
 ) -> None:
     profile = Profile(tools=("Bash(echo *)",))
     settings = make_settings(claude_bin=claude, profiles={"coder": profile}, profile="coder")
@@ -44,7 +50,7 @@ async def test_what_tools_said_stays_where_the_provider_refuses_their_calls(
     async with running(settings) as engine:
         await ask(engine, "hello")
         await ask(engine, "look")
-        refuses.add("Bash")
+        refuses["Bash"] = WHYS[0]
         turn = await ask(engine, "word-3")
         assert ("calls_left_out", 4) in [(note.code, note.count) for note in turn.evidence.notes]
         refused = len(upstream.refused)
@@ -64,14 +70,14 @@ async def test_what_tools_said_stays_where_the_provider_refuses_their_calls(
     assert len(upstream.refused) == refused
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("restarted", "why"), [(False, WHYS[1]), (True, WHYS[2])])
 async def test_results_that_the_client_brings_are_words_where_their_calls_are_refused(
-    restarted: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, refuses: set[str]
+    restarted: bool, why: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, refuses: dict[str, str]
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
         weather, time = calls(await both(engine, upstream))
-        refuses.add("mcp__client__get_weather")
+        refuses["mcp__client__get_weather"] = why
         if not restarted:
             await ask(engine, results(result(weather, "sunny"), result(time, "noon")), tools=TOOLS)
     async with running(settings) as engine:

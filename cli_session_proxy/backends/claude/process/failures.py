@@ -210,8 +210,13 @@ _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
     (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
     (re.compile(r"\b(?:images?\b|media)", re.IGNORECASE), "images"),
     (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
-    # "Concurrency issues" is the CLI's word for calls without results. A tool's definition begins with `tools.`.
-    (re.compile(r"^(?=.*\bmessages\.\d).*(?:tool_use|tool_result|Input tag)|tool use concurrency"), "calls"),
+    # A tool's definition begins with `tools.`. The last two are the CLI's words: calls and results do not fit together.
+    (
+        re.compile(
+            r"^(?=.*\bmessages\.\d).*(?:tool_use|tool_result|Input tag)|tool use concurrency|in conversation history"
+        ),
+        "calls",
+    ),
 )
 
 

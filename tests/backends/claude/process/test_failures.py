@@ -65,6 +65,8 @@ def test_a_recorded_failure_gets_its_code(entry: dict[str, Any]) -> None:
             ("calls",),
         ),
         ("due to tool use concurrency issues.", ("calls",)),
+        ("orphaned tool_result in conversation history.", ("calls",)),
+        ("duplicate tool_use ID in conversation history.", ("calls",)),
         (
             "messages.1.content.0: Input tag 'x' does not match any of the expected tags: 'document', 'image'",
             ("calls",),
