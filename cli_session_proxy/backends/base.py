@@ -49,8 +49,8 @@ from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import Facts, KeptTurn, Store, WholeTurn
 
-# What another attempt may change after the model's API refused a turn: leave out the path's thinking, images or
-# documents; summarise the oldest turns; use a login that was renewed meanwhile.
+# What another attempt may change after the model's API refused a turn: leave out the path's thinking, images,
+# documents or calls of tools; summarise the oldest turns; use a login that was renewed meanwhile.
 Remedy = Literal["thinking", "images", "documents", "calls", "summary", "login"]
 
 # --- input -------------------------------------------------------------------------------------------------
