@@ -678,13 +678,14 @@ class Settings(BaseModel):
 
     def run_unconfined(self) -> dict[Path, str]:
         """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
-        that names each."""
+        that names each. And the MCP file of confined ones: who writes there runs programs beside the profile's other
+        agents."""
         paths = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
         for name, profile in self.profiles.items():
-            if profile.mcp_config is not None and not profile.confined:
+            if profile.mcp_config is not None:
                 file = profile.mcp_config.expanduser()
                 with suppress(OSError):
-                    text = file.read_text("utf-8", "replace")
+                    text = "" if profile.confined else file.read_text("utf-8", "replace")
                     paths |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
                 paths[Path(os.path.abspath(file))] = f"mcp_config of profile {name}"
         return paths

@@ -307,10 +307,14 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("place", ["transcripts", "archives", "TMPDIRs", "settings of projects"])
+@pytest.mark.parametrize(
+    "place",
+    ["transcripts", "archives", "TMPDIRs", "servers", ".claude/skills", "./.claude", "settings.json", "skills/one"],
+)
 async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     shells: Shells, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor what the CLIs of other confined agents run: their programs can read those agents' transcripts."""
     added, settings = tmp_path / "added", shells.settings
     (added / "inner").mkdir(parents=True)
     profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (added,)})}
@@ -322,9 +326,18 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
         settings = settings.model_copy(update={"archive_to": str(added / "inner")})
     elif place == "TMPDIRs":
         monkeypatch.setattr(tempfile, "tempdir", str(added))
+    elif place == "servers":
+        (added / "mcp.json").write_text('{"mcpServers": {}}')
+        profiles["confined"] = profiles["confined"].model_copy(update={"mcp_config": added / "mcp.json"})
+    elif place in ("settings.json", "skills/one"):
+        profiles["free"] = FREE.model_copy(update={"setting_sources": ("user",)})
+        own = (settings.claude_config_dir or Path()) / place
+        own.parent.mkdir(parents=True)
+        own.symlink_to(added / "inner")
     else:
-        profiles["free"] = FREE.model_copy(update={"setting_sources": ("project",)})
-        links = SandboxSettings(links={".claude/skills": added / "inner"})
+        other = CONFINED if place.startswith("./") else FREE
+        profiles["other"] = other.model_copy(update={"setting_sources": ("project",)})
+        links = SandboxSettings(links={place: added / "inner"})
         settings = settings.model_copy(update={"sandbox": links})
     async with running(settings.model_copy(update={"profiles": profiles})) as engine:
         with pytest.raises(SandboxError, match=r"add_dirs.*could so reach"):

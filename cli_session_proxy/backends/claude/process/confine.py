@@ -364,18 +364,14 @@ class _Boundary:
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
-        if any(
-            {"project", "local"} & {*one.setting_sources}
-            for one in self._settings.profiles.values()
-            if not one.confined
-        ):
-            links = {
-                name: target for name, target in self._settings.sandbox.links.items() if name.startswith(".claude")
-            }
+        if any({"project", "local"} & {*one.setting_sources} for one in self._settings.profiles.values()):
+            links = {name: at for name, at in self._settings.sandbox.links.items() if "/.claude" in f"/{name}"}
             files |= {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
         if any("user" in one.setting_sources for one in self._settings.profiles.values() if not one.confined):
+            shown = [self._place.config_dir / name for name in USER_SETTINGS]  # or links, as to a folder of dotfiles
+            found |= dict.fromkeys((at for one in shown for at in (one, *one.glob("*"))), "settings of the CLI")
             with contextlib.suppress(OSError):
-                text = (self._place.config_dir / USER_SETTINGS[0]).read_text("utf-8", "replace")
+                text = shown[0].read_text("utf-8", "replace")
                 files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
         return found | files
 
