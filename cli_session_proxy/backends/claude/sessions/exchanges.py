@@ -14,7 +14,7 @@ from ....domain.limits import count
 from ....domain.models import JSON, Block, Message, Usage
 from .. import transcript
 from ..process.turn_reader import SYNTHETIC_MODEL
-from ..transcript import Entry
+from ..transcript import Entry, mending
 
 # Beginnings of user records that are no prompts of a person (seen on 1.0.120 and 2.1.329).
 _COMMAND = "<command-"
@@ -173,7 +173,7 @@ def _is_request(entry: Entry) -> bool:
 
 def is_prompt(entry: Entry) -> bool:
     has_words = any(block.get("type") != "tool_result" for block in entry.content)
-    return has_words and _is_request(entry) and not _opens_with(entry, (_COMMAND,))
+    return has_words and _is_request(entry) and not _opens_with(entry, (_COMMAND, mending.RESULT))
 
 
 def is_interruption(entry: Entry) -> bool:

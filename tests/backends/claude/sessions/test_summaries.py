@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import summaries
-from cli_session_proxy.backends.claude.transcript import Scribe
+from cli_session_proxy.backends.claude.transcript import Scribe, mending
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.errors import ContextTooLong
 
@@ -95,3 +95,22 @@ async def test_a_long_exchange_is_summarised_up_to_the_calls_that_wait_for_resul
     made = await summaries.summarised(records, Model(takes=100_000), open_calls=True)
     assert made is not None
     assert (made.text, made.kept_from, made.exchanges) == ("fact-0 fact-1 fact-2", records[-1].uuid, 1)
+
+
+async def test_an_exchange_whose_calls_are_left_out_is_still_one() -> None:
+    scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_700_000_000.0)
+    records = []
+    for number in range(4):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "look", "input": {}}
+        said = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": f"fact-{number} " + "x" * 1000}
+        told = [
+            Message.user("look"),
+            Message("assistant", (call,)),
+            Message("user", (said,)),
+            Message.assistant("Yes."),
+        ]
+        records += [scribe.record(message, "sonnet") for message in told]
+    shown = mending.shown([*records, mending.leave_out("calls")])
+    made = await summaries.summarised(shown, Model(takes=100_000), open_calls=False)
+    assert made is not None
+    assert (made.text, made.kept_from, made.exchanges) == ("fact-0 fact-1 fact-2 fact-3", None, 4)
