@@ -313,8 +313,8 @@ class Profile(_Table):
     permission_mode: Literal["default", "acceptEdits", "bypassPermissions", "dontAsk", "plan"] = "default"
     model: str | None = None
     system_prompt: str | None = None
-    add_dirs: tuple[Path, ...] = ()
-    mcp_config: Path | None = None
+    add_dirs: tuple[AbsolutePath, ...] = ()  # a CLI would take a relative path from its agent's directory
+    mcp_config: AbsolutePath | None = None
     setting_sources: tuple[Literal["user", "project", "local"], ...] = ()
     confined: bool = False  # the CLI runs under bubblewrap: see `backends.claude.process.confine`
     git_memory: GitMemory | None = None
@@ -673,8 +673,7 @@ class Settings(BaseModel):
 
     def written_inside(self) -> list[Path]:
         """The folders that confined agents may write, besides their own."""
-        added = (folder for one in self.profiles.values() if one.confined for folder in one.add_dirs)
-        return [Path(os.path.abspath(folder.expanduser())) for folder in added]
+        return [folder for one in self.profiles.values() if one.confined for folder in one.add_dirs]
 
     def run_unconfined(self) -> dict[Path, str]:
         """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
@@ -683,11 +682,10 @@ class Settings(BaseModel):
         paths = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
         for name, profile in self.profiles.items():
             if profile.mcp_config is not None:
-                file = profile.mcp_config.expanduser()
                 with suppress(OSError):
-                    text = "" if profile.confined else file.read_text("utf-8", "replace")
+                    text = "" if profile.confined else profile.mcp_config.read_text("utf-8", "replace")
                     paths |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
-                paths[Path(os.path.abspath(file))] = f"mcp_config of profile {name}"
+                paths[profile.mcp_config] = f"mcp_config of profile {name}"
         return paths
 
     def refuse_loop(self, model: str, base: str | None) -> None:

@@ -58,6 +58,13 @@ def test_paths_are_absolute_whatever_the_working_directory_becomes(name: str, tm
     assert getattr(load(**{name: Path("~/there")}), name) == tmp_path / "home" / "there"
 
 
+def test_paths_of_a_profile_are_no_paths_in_its_agents_directories(tmp_path: Path) -> None:
+    """A CLI started there the programs of `mcp_config` that the agent had written, without the boundary of before."""
+    profile = Profile(mcp_config=Path("mcp.json"), add_dirs=(Path("here"), Path("~/there")))
+    assert profile.mcp_config == tmp_path / "mcp.json"
+    assert profile.add_dirs == (tmp_path / "here", tmp_path / "home" / "there")
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -301,7 +301,7 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         )
     memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
     for name, profile in sorted(settings.profiles.items()):
-        added_dirs = [folder.expanduser().resolve() for folder in profile.add_dirs]
+        added_dirs = [folder.resolve() for folder in profile.add_dirs]
         for memory, added in ((one, at) for one in sorted(memories) for at in added_dirs if one.is_relative_to(at)):
             yield (
                 f"profile {name}: its agents write {added}, and with it the git memory {memory}: what they put there "

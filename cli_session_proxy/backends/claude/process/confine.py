@@ -306,7 +306,7 @@ class _Boundary:
         # A mount point cannot be renamed inside. So `projects` is one, too: the next mount is below it.
         own = (place.tmpdir / SOCKETS, place.config_dir / REGISTER, self._project.parent)
         self._mounts += [_Mount("--tmpfs", path) for path in own]
-        added = _folders(self._profile)
+        added = sorted(self._profile.add_dirs)
         for folder in (place.cwd, place.tmpdir, self._project, *added):
             if not any(folder.is_relative_to(above) for above in self._writable):
                 if folder in added:
@@ -379,7 +379,7 @@ class _Boundary:
         """Refuse a path that confined agents could replace by a link, at its end or on the way."""
         way = _with_links(path)
         for name, profile in self._settings.profiles.items():
-            for folder in _folders(profile) if profile.confined else ():
+            for folder in profile.add_dirs if profile.confined else ():
                 for written in {folder, Path(os.path.realpath(folder))}.difference(self._writable):
                     if any(at != written and at.is_relative_to(written) for at in way):
                         raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
@@ -472,10 +472,6 @@ def _in_system(path: Path) -> bool:
     """Whether it is in a system folder for software, links resolved."""
     real = Path(os.path.realpath(path))
     return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
-
-
-def _folders(profile: Profile) -> list[Path]:
-    return sorted(Path(os.path.abspath(at.expanduser())) for at in profile.add_dirs)
 
 
 def _users(home: Path) -> dict[str, str]:
