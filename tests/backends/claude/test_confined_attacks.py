@@ -309,7 +309,17 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
 
 @pytest.mark.parametrize(
     "place",
-    ["transcripts", "archives", "TMPDIRs", "servers", ".claude/skills", "./.claude", "settings.json", "skills/one"],
+    [
+        "transcripts",
+        "archives",
+        "TMPDIRs",
+        "servers",
+        ".claude/skills",
+        "./.claude",
+        ".claude",
+        "settings.json",
+        "skills/one",
+    ],
 )
 async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     shells: Shells, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +347,11 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     else:
         other = CONFINED if place.startswith("./") else FREE
         profiles["other"] = other.model_copy(update={"setting_sources": ("project",)})
-        links = SandboxSettings(links={place: added / "inner"})
+        hook = tmp_path / "dot" / "settings.json"
+        if place == ".claude":
+            hook.parent.mkdir()
+            hook.write_text(f'{{"statusLine": {{"type": "command", "command": "{added}/inner/line.sh"}}}}')
+        links = SandboxSettings(links={place: hook.parent if place == ".claude" else added / "inner"})
         settings = settings.model_copy(update={"sandbox": links})
     async with running(settings.model_copy(update={"profiles": profiles})) as engine:
         with pytest.raises(SandboxError, match=r"add_dirs.*could so reach"):

@@ -90,6 +90,7 @@ NAMED_FILES = (
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
 # Parts of the user's CLI directory, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
+PROJECT_SETTINGS = ("settings.json", "settings.local.json")
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
@@ -364,14 +365,21 @@ class _Boundary:
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
-        if any({"project", "local"} & {*one.setting_sources} for one in self._settings.profiles.values()):
+        profiles, settings_files = self._settings.profiles.values(), []
+        outside = {source for one in profiles if not one.confined for source in one.setting_sources}
+        if any({"project", "local"} & {*one.setting_sources} for one in profiles):
             links = {name: at for name, at in self._settings.sandbox.links.items() if "/.claude" in f"/{name}"}
-            files |= {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
-        if any("user" in one.setting_sources for one in self._settings.profiles.values() if not one.confined):
+            linked = {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
+            files |= linked
+            if outside - {"user"}:
+                settings_files += [at / name for at in linked for name in (".", *PROJECT_SETTINGS)]
+        if "user" in outside:
             shown = [self._place.config_dir / name for name in USER_SETTINGS]  # or links, as to a folder of dotfiles
             found |= dict.fromkeys((at for one in shown for at in (one, *one.glob("*"))), "settings of the CLI")
+            settings_files.append(shown[0])
+        for file in settings_files:
             with contextlib.suppress(OSError):
-                text = shown[0].read_text("utf-8", "replace")
+                text = file.read_text("utf-8", "replace") if file.suffix == ".json" and file.is_file() else ""
                 files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
         return found | files
 
