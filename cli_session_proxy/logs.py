@@ -205,7 +205,7 @@ def _forget(path: Path, texts: set[bytes]) -> None:
     try:
         with path.open("r+b") as file:
             lines = file.readlines()
-            # an id matches as a word, an agent's name as a whole field
+            # an id may be anywhere in the line; a name must be the whole value of `agent`
             remaining = [line for line in lines if texts.isdisjoint(_ID.findall(line) + _AGENT.findall(line))]
             if len(remaining) < len(lines):
                 file.seek(0)

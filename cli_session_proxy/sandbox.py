@@ -289,12 +289,12 @@ def _open_folder(name: Path | str, parent_fd: int | None = None) -> Iterator[int
 
 
 def restore_access(folder: Path) -> None:
-    """Give this user all rights to a folder again, and to what is made there, which an agent's programs may have taken
-    away. Does nothing if there is no folder, and follows no link. Raises `SandboxError`."""
+    """Give this user all rights to a folder and to new files in it. An agent's programs may have taken them away, by
+    its mode or by an ACL. Does nothing if there is no folder, and follows no link. Raises `SandboxError`."""
     with _explained(f"cannot open {folder}"), contextlib.suppress(FileNotFoundError):
         status = folder.lstat()
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # there is none, which is seen without waiting for the folder's lock
+            with contextlib.suppress(OSError):  # usually there is no ACL: a look at that needs no lock of the folder
                 os.getxattr(folder, ACL_OF_NEW, follow_symlinks=False)
                 os.removexattr(folder, ACL_OF_NEW, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode) and not _is_accessible(status.st_mode) and status.st_uid == os.getuid():

@@ -675,17 +675,17 @@ class Settings(BaseModel):
         """The folders that confined agents may write, besides their own."""
         return [folder for one in self.profiles.values() if one.confined for folder in one.add_dirs]
 
-    def run_unconfined(self) -> dict[Path, str]:
-        """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
-        that names each. And the MCP file of confined ones: who writes there runs programs beside the profile's other
-        agents."""
+    def named_programs(self) -> dict[Path, str]:
+        """Paths that may be programs, each with the setting that names it: those in `claude_env`, each profile's MCP
+        file, and those in the MCP files of unconfined profiles. Who writes an MCP file runs programs beside all agents
+        of that profile."""
         paths = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
         for name, profile in self.profiles.items():
-            if profile.mcp_config is not None:
-                with suppress(OSError):
-                    text = "" if profile.confined else profile.mcp_config.read_text("utf-8", "replace")
-                    paths |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
-                paths[profile.mcp_config] = f"mcp_config of profile {name}"
+            if (file := profile.mcp_config) is not None:
+                paths[file] = what = f"mcp_config of profile {name}"
+                if not profile.confined:
+                    with suppress(OSError):
+                        paths |= dict.fromkeys(paths_in(file.read_text("utf-8", "replace")), what)
         return paths
 
     def refuse_loop(self, model: str, base: str | None) -> None:

@@ -476,9 +476,8 @@ class Ownership:
             log.warning("lease_not_handed_over", error=exc.message)
 
     async def _retire_taken_over(self, agent: Agent) -> None:
-        """End this proxy's process of an agent that another proxy has taken over: it no longer has the path. The lease
-        of a deleted agent counts as lost, too. If there is another agent of its name, what works in its directory is
-        that one's."""
+        """End this proxy's process of an agent that another proxy has taken over: it no longer has the path. A deletion
+        ends the lease, too. A new agent of the same name then works in the same directory: its process goes on."""
         if self._users[agent.key] or agent.key in self._held:  # a turn here compares the process with the path
             return
         async with self._locked(agent.key):

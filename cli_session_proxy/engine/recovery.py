@@ -56,7 +56,7 @@ class Recovery:
         sandboxes: Sandboxes,
         observers: Sequence[Observer],
         budgets: BudgetsOf,
-        runs_here: Callable[[str], object] = lambda _turn_id: None,
+        runs_here: Callable[[str], object],
         resume: Resume | None = None,
     ) -> None:
         """`runs_here`: a turn that runs or waits in this proxy, by its id; None for any other. `resume` takes over each
@@ -130,13 +130,13 @@ class Recovery:
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
                 if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()
-                    ended = await self._has_left_over() or ended
+                    ended = await self._look_at_unfinished() or ended
                 ended = ended or bool(self._in_doubt or self._forgotten)
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
                     pause = NEIGHBOUR_CHECK
 
-    async def _has_left_over(self) -> bool:
-        """Whether a turn of a stopped proxy waits for a limit. Also finds turns whose ends are forgotten."""
+    async def _look_at_unfinished(self) -> bool:
+        """Whether a turn of a stopped proxy waits for a limit. Also finds the turns whose ends the store has lost."""
         waits, unknown = set[str | None](), set[str]()
         async for turn in self._store.unfinished():
             if turn.instance == self._instances.id and self._runs_here(turn.id) is None:

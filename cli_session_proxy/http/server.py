@@ -307,7 +307,7 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
                 f"profile {name}: its agents write {added}, and with it the git memory {memory}: what they put there "
                 "is told to later attempts; name a folder beside it in add_dirs, or another repository"
             )
-        for at, what in sorted(settings.run_unconfined().items()) if profile.confined else ():
+        for at, what in sorted(settings.named_programs().items()) if profile.confined else ():
             if at.is_dir() and any(at.resolve().is_relative_to(folder) for folder in added_dirs):
                 yield (
                     f"profile {name}: its agents write {at}, which {what} names: programs from there have no boundary"

@@ -71,7 +71,7 @@ def clock(conn: Connection) -> float:
 
 def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
     """A heartbeat: the proxy counts as responding for `proxy.lease` seconds from now. Skipped if more than the share
-    `at_least` of the last one is left; not if more than a whole one is, because the clock went back."""
+    `at_least` of that time is left. If more than all of it is left, the clock went back: then it is not skipped."""
     left = _LEFT.one(conn, {"of_proxy": proxy.id})
     if left is None:
         _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease, "address": proxy.address})

@@ -307,7 +307,7 @@ def begin(
     check_lease(lease, lease_row)
     if row is None:  # not because the agent was deleted: then `check_lease` had found no lease
         why = "the server of the store stopped before it had kept this turn"
-        raise StoreUnavailable(why, retry_after=1.0, detail={"status": None})  # to wait for the store would not help
+        raise StoreUnavailable(why, retry_after=1.0, detail={"status": None})  # "status": the store did answer
     check_status(turn.id, UNFINISHED, row)
     if not update.rowcount:
         raise ValueError(f"begin of {turn.id} under a lease of agent {lease.agent_key}")

@@ -125,8 +125,8 @@ async def why_unavailable() -> str | None:
 async def _run(
     argv: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
 ) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program. The code is None if it did not end within so many seconds, and
-    -1 if it did not start. Raises `NoneFree`."""
+    """Run a short program. Returns its exit code, stdout and stderr. The code is None if the program was still running
+    after `seconds`, and -1 if it could not be started. Raises `NoneFree`."""
     try:
         descriptors.check()
         child = await asyncio.create_subprocess_exec(
@@ -298,7 +298,7 @@ class _Boundary:
     def _mount_own(self) -> None:
         """The agent's own directories, and empty folders that hide everything around them."""
         place = self._place
-        # "/": the home of a user without one, as in a container. There is nothing to hide.
+        # Not over "/", which is the home of a container's user without a name: /proc and /dev would be gone.
         for path in {Path("/tmp"), Path("/dev/shm"), self._home} - {Path("/")}:  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
         hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
@@ -325,7 +325,7 @@ class _Boundary:
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
         if self._settings.config is None:  # a config file there would be read at the next start
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
-        others |= self._unconfined_programs()
+        others |= self._programs_of_others()
         others[short_tmpdirs()] = "other agents' TMPDIR"
         real = folder.resolve()
         for path, what in (mounted | others).items():
@@ -339,8 +339,9 @@ class _Boundary:
                     f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
                 )
 
-    def _unconfined_programs(self) -> dict[Path, str]:
-        """Programs that run outside the sandbox, and must not be writable inside."""
+    def _programs_of_others(self) -> dict[Path, str]:
+        """Programs that run outside this sandbox or in another agent's, each with a description. They must not be
+        writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
         # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not. And files
         # that decide whom a CLI or the proxy trusts, or what it runs for a login (`credential_process` of AWS).
@@ -364,23 +365,25 @@ class _Boundary:
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
-        files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
-        profiles, settings_files = self._settings.profiles.values(), []
+        files = {path: what for path, what in self._settings.named_programs().items() if not path.is_dir()}
+        profiles = self._settings.profiles.values()
+        settings_files: list[Path] = []  # of unconfined CLIs: what these name runs outside
         outside = {source for one in profiles if not one.confined for source in one.setting_sources}
         if any({"project", "local"} & {*one.setting_sources} for one in profiles):
             links = {name: at for name, at in self._settings.sandbox.links.items() if "/.claude" in f"/{name}"}
             linked = {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
             files |= linked
-            if outside - {"user"}:
-                settings_files += [at / name for at in linked for name in (".", *PROJECT_SETTINGS)]
+            if outside - {"user"}:  # a link leads to such a file, or to a folder with some
+                settings_files += [file for at in linked for file in (at, *(at / name for name in PROJECT_SETTINGS))]
         if "user" in outside:
             shown = [self._place.config_dir / name for name in USER_SETTINGS]  # or links, as to a folder of dotfiles
             found |= dict.fromkeys((at for one in shown for at in (one, *one.glob("*"))), "settings of the CLI")
             settings_files.append(shown[0])
         for file in settings_files:
             with contextlib.suppress(OSError):
-                text = file.read_text("utf-8", "replace") if file.suffix == ".json" and file.is_file() else ""
-                files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
+                if file.suffix == ".json" and file.is_file():
+                    text = file.read_text("utf-8", "replace")
+                    files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
         return found | files
 
     def _check_name(self, path: Path) -> None:

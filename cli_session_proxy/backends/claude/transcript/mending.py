@@ -323,13 +323,13 @@ def _may_hold(record: Record, what: LeftOut) -> bool:
 
 
 def _kind(block: Block) -> LeftOut | None:
-    """The kind by which a decision may leave this block out; None for a text. What is of no known type belongs to a
-    call: of a tool that the provider runs, or made up by an agent's program."""
+    """The kind that the block belongs to; None for a text. A block of an unknown type counts as a call: it comes from a
+    tool that the provider runs, or an agent's program made it up."""
     return None if block.get("type") == "text" else _KINDS.get(str(block.get("type")), "calls")
 
 
 def _without(kinds: Collection[LeftOut], block: Block) -> Sequence[Block]:
-    """The block, or what takes its place if it is of one of these kinds."""
+    """The blocks to show in place of this one, if blocks of these kinds are left out."""
     kind = _kind(block)
     if kind is None or kind not in kinds:
         return (block,)
