@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -78,6 +79,70 @@ class _ClientLeftError(ConnectionResetError):
     part that it has."""
 
 
+class _Answer:
+    """One answer on its way to the client: with the headers that every answer has, in pieces, and within a time.
+
+    `headers`: what is added to it when it begins. `prove`: signs it for another proxy, which has signed its request
+    (the status, and whether nothing was done). `connection`: what the server says of the connection, if it does.
+    """
+
+    def __init__(self, scope: Scope, send: Send, plan: Callable[[], Plan | None], headers: dict[str, str]) -> None:
+        self.is_socket = scope["type"] == "websocket"
+        self.connection = scope.get("extensions", {}).get(CLOSED)
+        self.headers = headers
+        self.prove: Callable[[int, bool], str] | None = None
+        self.audit: RequestAudit | None = None
+        self.has_begun = False
+        self.log_fields: dict[str, Any] = {}
+        self._send = send
+        self._plan = plan
+        self._deadline: float | None = None  # by the loop's time: for all of the answer
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the app on. Raises `_ClientLeftError`."""
+        if begins := message["type"] in ("http.response.start", "websocket.accept"):
+            self._begin(message)
+        if self.is_socket and message["type"].startswith("http."):
+            message = {**message, "type": f"websocket.{message['type']}"}
+        body, sent = message.get("body", b""), 0
+        now = asyncio.get_running_loop().time()
+        if begins and held.is_held():
+            self._deadline = now + TAKEN_WITHIN
+        if len(body) <= PIECE and self._deadline is None:
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout_at(self._deadline or now + TAKEN_WITHIN):
+                while len(body) - sent > PIECE:
+                    await self._send({**message, "body": body[sent : sent + PIECE], "more_body": True})
+                    sent += PIECE
+                    if self.connection is not None and self.connection["is_closed"]():
+                        raise _ClientLeftError  # the server would drop the rest without a word
+                await self._send({**message, "body": body[sent:]} if sent else message)
+        except TimeoutError:
+            log.warning("client_reads_too_slowly", seconds=TAKEN_WITHIN)
+            raise _ClientLeftError from None
+
+    def _begin(self, message: Message) -> None:
+        """Add to the message that begins the answer what every answer has."""
+        status = message.get("status", 0)
+        if self.audit is not None:
+            self.audit.answers(status)
+        self.has_begun = True
+        headers = list(message.get("headers", ()))
+        by_name = dict(headers)
+        headers += [(name, value) for name, value in _PROTECTION if name not in by_name]
+        self.log_fields["status"] = message.get("status")
+        if self.prove is not None:
+            self.headers[PROOF] = self.prove(status, REFUSED in self.headers)
+        if TURN_ID in by_name:
+            self.log_fields["turn_id"] = by_name[TURN_ID].decode()
+            plan = self._plan()
+            if plan is not None and PLAN_STATUS not in by_name:  # else another proxy has set it
+                headers += encoded(dict(plan.headers()))
+        message["headers"] = [*headers, *encoded(self.headers)]
+
+
 class Gate:
     """Every ASGI scope passes here; only HTTP and WebSockets are accepted.
 
@@ -115,143 +180,28 @@ class Gate:
             return
         if scope["type"] not in ("http", "websocket"):
             raise RuntimeError(f"{scope['type']} is not served: the proxy speaks HTTP")
-        is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{os.urandom(12).hex()}"
         agent, inner = self._inside(scope, headers, request_id)
         wire: Wire = inner["state"]["wire"]
-        request_audit: RequestAudit | None = None
-        if self._audit is not None and not is_socket:
-            request_audit = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
-            inner["state"]["audit"] = request_audit
-        added_headers = {"x-request-id": request_id}
-        started = False
-        deadline: float | None = None  # by the loop's time: for all of the answer
-        connection = scope.get("extensions", {}).get(CLOSED)
-        is_signed = False  # by another proxy, which needs a signed answer
-        forwarded_for: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
+        answer = _Answer(scope, send, self._plan, {"x-request-id": request_id})
+        if self._audit is not None and not answer.is_socket:
+            answer.audit = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
+            inner["state"]["audit"] = answer.audit
         began = time.monotonic()
-        log_fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
-
-        async def send_answer(message: Message) -> None:
-            nonlocal started, deadline
-            if begins := message["type"] in ("http.response.start", "websocket.accept"):
-                if request_audit is not None:
-                    request_audit.answers(message.get("status", 0))
-                started = True
-                answer_headers = list(message.get("headers", ()))
-                by_name = dict(answer_headers)
-                for name, value in _PROTECTION:
-                    if name not in by_name:
-                        answer_headers.append((name, value))
-                log_fields["status"] = message.get("status")
-                if is_signed and self._relay is not None:
-                    added_headers[PROOF] = self._relay.signer.prove(
-                        headers, message.get("status", 0), REFUSED in added_headers
-                    )
-                if TURN_ID in by_name:
-                    log_fields["turn_id"] = by_name[TURN_ID].decode()
-                    plan = self._plan()
-                    if plan is not None and PLAN_STATUS not in by_name:  # else another proxy has set it
-                        answer_headers += encoded(dict(plan.headers()))
-                message["headers"] = [*answer_headers, *encoded(added_headers)]
-            if is_socket and message["type"].startswith("http."):
-                message = {**message, "type": f"websocket.{message['type']}"}
-            body, sent = message.get("body", b""), 0
-            if begins and held.is_held():
-                deadline = asyncio.get_running_loop().time() + TAKEN_WITHIN
-            if len(body) <= PIECE and deadline is None:
-                await send(message)
-                return
-            try:
-                async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + TAKEN_WITHIN):
-                    while len(body) - sent > PIECE:
-                        await send({**message, "body": body[sent : sent + PIECE], "more_body": True})
-                        sent += PIECE
-                        if connection is not None and connection["is_closed"]():
-                            raise _ClientLeftError  # the server would drop the rest without a word
-                    await send({**message, "body": body[sent:]} if sent else message)
-            except TimeoutError:
-                log.warning("client_reads_too_slowly", seconds=TAKEN_WITHIN)
-                raise _ClientLeftError from None
-
         # Always set: the task may have begun in the context of the connection's last request.
         parent = headers.get("traceparent")
         TRACE_CONTEXT.set(None if parent is None else (parent, headers.get("tracestate", "")))
         logs.bind(request_id=request_id)  # the server starts a task per request
         try:
-            names = list(map(itemgetter(0), scope["headers"]))
-            for name in (b"host", b"origin"):
-                # Another parser may take the other of two equal headers (RFC 9112, 3.2).
-                if names.count(name) > 1:
-                    header = name.decode()
-                    raise InvalidRequest(f"the {header} header occurs twice: send it once", param=header.title())
-            if self._relay is not None and (HOP_MARK in headers or OLD_MARK in headers):
-                self._relay.signer.check(scope, headers)
-                is_signed = True
-                if inner["path"] not in QUESTIONS:
-                    added_headers[REPEATED] = "1"
-                    self._relay.signer.once(headers)
-                    del added_headers[REPEATED]
-                # Nothing is done yet: if a check fails, the answer says so to the other proxy.
-                added_headers[REFUSED] = "1"
-                forwarded_for = self._relay.owner_of(headers)
-                receive = checked(receive, headers[BODY])
-                del added_headers[REFUSED]
-            from_browser = "origin" in headers or "sec-fetch-site" in headers
-            allowed_origin: str | None = None
-            if forwarded_for is None:
-                self._origins.check_host(headers)
-                if from_browser:
-                    scheme = scope["scheme"].replace("ws", "http", 1)
-                    allowed_origin = self._origins.check_page(headers, scheme, inner["path"])
-            if allowed_origin is not None:
-                if not is_socket and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                    allowed = encoded(permitted(allowed_origin, headers))
-                    await send_answer({"type": "http.response.start", "status": 204, "headers": allowed})
-                    await send_answer({"type": "http.response.body", "body": b"", "more_body": False})
-                    return
-                added_headers |= readable_by(allowed_origin)
-            if from_browser:
-                check_body(headers)
-            is_open = inner["path"] in NO_KEY_NEEDED or inner["path"].startswith(NO_KEY_NEEDED_BELOW)
-            if forwarded_for is not None:
-                inner["state"]["owner"] = forwarded_for
-            elif not is_open and self._keys is not None:
-                query = scope.get("query_string", b"").decode("latin-1") if wire.key_in_address else ""
-                inner["state"]["owner"] = await self._owner(self._keys, scope, headers, query)
-            if agent is not None:
-                inner["state"]["agent_id"] = decoded_agent_id(agent)
-            if is_socket and inner["path"] not in wire.sockets:
-                raise NotFound("there is no WebSocket at this address: send the same as a POST, with stream for events")
-            if is_open:
-                await self._app(inner, receive, send_answer)
-                return
-            if connection is not None:
-                connection["admitted"] = True  # the stricter limits for clients without a key end here
-            bounds = self._bounds if forwarded_for is None else self._unlimited
-            owner = inner["state"]["owner"]
-            with bounds.request(owner) as hold, self._holds.hold(owner):
-                inner["state"]["held"] = hold
-                if self._relay is None:
-                    await self._app(inner, receive, send_answer)
-                elif is_socket:
-                    token = ORIGIN.set("websocket")  # its messages cannot be forwarded
-                    try:
-                        await self._app(inner, receive, send_answer)
-                    finally:
-                        ORIGIN.reset(token)
-                else:
-                    incoming = Incoming(scope, inner, receive, send_answer)
-                    via = None if forwarded_for is None else caller_of(headers)
-                    await self._relay.serve(self._app, incoming, via=via)
+            await self._serve(scope, inner, agent, receive, answer)
         except asyncio.CancelledError:
             # The server stops, and ending the turn takes longer than the drain. A begun answer stays unfinished.
-            if not started:
+            if not answer.has_begun:
                 why = "the proxy stopped before this answer was ready: send the request again"
-                await send_error(send_answer, inner, Interrupted(why, retry_after=RESTART))
+                await send_error(answer.send, inner, Interrupted(why, retry_after=RESTART))
             raise
         except _ClientLeftError:
             log.info("client_left")
@@ -260,18 +210,91 @@ class Gate:
             if error.code == Unauthorized.code or error.param in _ABOUT_CALLER:
                 # The key is not logged: it may be a secret.
                 log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
-            if started:
+            if answer.has_begun:
                 # An unfinished body makes the server close the connection, so that the client notices.
                 log.warning("answer cut", code=error.code)
-            elif is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
+            elif answer.is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
                 # The server cannot send an HTTP answer to a WebSocket handshake.
                 why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
             else:
-                await send_error(send_answer, inner, error)
+                await send_error(answer.send, inner, error)
         finally:
-            if not is_socket and scope["method"] not in READING:
-                log.info("request", **log_fields, ms=round((time.monotonic() - began) * 1000))
+            if not answer.is_socket and scope["method"] not in READING:
+                fields = {"method": scope["method"], "wire": wire.errors.name, **answer.log_fields}
+                log.info("request", **fields, ms=round((time.monotonic() - began) * 1000))
+
+    async def _serve(
+        self, scope: Scope, inner: dict[str, Any], agent: bytes | None, receive: Receive, answer: _Answer
+    ) -> None:
+        """Check who asks, in this order: another proxy, a page, a key. Then the limits, then the routes. `agent`: the
+        one in the path, still encoded."""
+        headers, wire = inner["state"]["headers"], inner["state"]["wire"]
+        names = list(map(itemgetter(0), scope["headers"]))
+        for name in (b"host", b"origin"):
+            # Another parser may take the other of two equal headers (RFC 9112, 3.2).
+            if names.count(name) > 1:
+                header = name.decode()
+                raise InvalidRequest(f"the {header} header occurs twice: send it once", param=header.title())
+        forwarded_for: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
+        if self._relay is not None and (HOP_MARK in headers or OLD_MARK in headers):
+            self._relay.signer.check(scope, headers)
+            answer.prove = partial(self._relay.signer.prove, headers)
+            if inner["path"] not in QUESTIONS:
+                answer.headers[REPEATED] = "1"
+                self._relay.signer.once(headers)
+                del answer.headers[REPEATED]
+            # Nothing is done yet: if a check fails, the answer says so to the other proxy.
+            answer.headers[REFUSED] = "1"
+            forwarded_for = self._relay.owner_of(headers)
+            receive = checked(receive, headers[BODY])
+            del answer.headers[REFUSED]
+        from_browser = "origin" in headers or "sec-fetch-site" in headers
+        allowed_origin: str | None = None
+        if forwarded_for is None:
+            self._origins.check_host(headers)
+            if from_browser:
+                scheme = scope["scheme"].replace("ws", "http", 1)
+                allowed_origin = self._origins.check_page(headers, scheme, inner["path"])
+        if allowed_origin is not None:
+            if not answer.is_socket and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                allowed = encoded(permitted(allowed_origin, headers))
+                await answer.send({"type": "http.response.start", "status": 204, "headers": allowed})
+                await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            answer.headers |= readable_by(allowed_origin)
+        if from_browser:
+            check_body(headers)
+        is_open = inner["path"] in NO_KEY_NEEDED or inner["path"].startswith(NO_KEY_NEEDED_BELOW)
+        if forwarded_for is not None:
+            inner["state"]["owner"] = forwarded_for
+        elif not is_open and self._keys is not None:
+            query = scope.get("query_string", b"").decode("latin-1") if wire.key_in_address else ""
+            inner["state"]["owner"] = await self._owner(self._keys, scope, headers, query)
+        if agent is not None:
+            inner["state"]["agent_id"] = decoded_agent_id(agent)
+        if answer.is_socket and inner["path"] not in wire.sockets:
+            raise NotFound("there is no WebSocket at this address: send the same as a POST, with stream for events")
+        if is_open:
+            await self._app(inner, receive, answer.send)
+            return
+        if answer.connection is not None:
+            answer.connection["admitted"] = True  # the stricter limits for clients without a key end here
+        bounds = self._bounds if forwarded_for is None else self._unlimited
+        owner = inner["state"]["owner"]
+        with bounds.request(owner) as hold, self._holds.hold(owner):
+            inner["state"]["held"] = hold
+            if self._relay is None:
+                await self._app(inner, receive, answer.send)
+            elif answer.is_socket:
+                token = ORIGIN.set("websocket")  # its messages cannot be forwarded
+                try:
+                    await self._app(inner, receive, answer.send)
+                finally:
+                    ORIGIN.reset(token)
+            else:
+                via = None if forwarded_for is None else caller_of(headers)
+                await self._relay.serve(self._app, Incoming(scope, inner, receive, answer.send), via=via)
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
         """The owner of a request. Raises `Unauthorized`, and `InvalidRequest` for a wrong header of the gateway."""
