@@ -166,7 +166,16 @@ async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
 
 
 @pytest.mark.parametrize(
-    "name", ["LD_PRELOAD", "LD_AUDIT", "OPENSSL_CONF", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "AWS_CONFIG_FILE"]
+    "name",
+    [
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "OPENSSL_CONF",
+        "SSL_CERT_DIR",
+        "NODE_EXTRA_CA_CERTS",
+        "AWS_CONFIG_FILE",
+        "PYTHONPYCACHEPREFIX",
+    ],
 )
 async def test_files_that_the_environment_names_are_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -319,12 +328,18 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         ".claude",
         "settings.json",
         "skills/one",
+        "CLAUDE.md",
+        ".bashrc",
+        "home",
+        "var",
+        "sandbox_root",
     ],
 )
 async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     shells: Shells, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor what the CLIs of other confined agents run: their programs can read those agents' transcripts."""
+    """Nor what the CLIs of other confined agents run: their programs can read those agents' transcripts. A CLI reads
+    the settings in every folder above its own, and its shell those of the home: what was put there ran outside."""
     added, settings = tmp_path / "added", shells.settings
     (added / "inner").mkdir(parents=True)
     profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (added,)})}
@@ -336,6 +351,12 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
         settings = settings.model_copy(update={"archive_to": str(added / "inner")})
     elif place == "TMPDIRs":
         monkeypatch.setattr(tempfile, "tempdir", str(added))
+    elif place in ("var", "sandbox_root"):
+        settings = settings.model_copy(update={place: added / "inner"})
+    elif place == ".bashrc":
+        (shells.home / place).symlink_to(added / "inner")
+    elif place == "home":
+        profiles["confined"] = profiles["confined"].model_copy(update={"add_dirs": (shells.home,)})
     elif place == "servers":
         (added / "mcp.json").write_text('{"mcpServers": {}}')
         profiles["confined"] = profiles["confined"].model_copy(update={"mcp_config": added / "mcp.json"})

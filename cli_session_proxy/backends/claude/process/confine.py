@@ -86,11 +86,20 @@ NAMED_FILES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS",
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE",
 )  # fmt: skip
+# Of this program's libraries, and of git: further certificates, settings, and a folder of modules or keys.
+OF_THIS_PROGRAM = ("OPENSSL_CONF", "CURL_CA_BUNDLE", "PGSSLROOTCERT", "PYTHONPYCACHEPREFIX", "GNUPGHOME")
 # Folders with the login of a cloud's tools, if the CLI uses that cloud (else its variables are not passed on).
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
 # Parts of the user's CLI directory, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
 PROJECT_SETTINGS = ("settings.json", "settings.local.json")
+# What a CLI reads of a project, by its name anywhere below the agent's directory.
+INSTRUCTIONS = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".mcp.json")
+# Files of the home that a CLI, its shell and git read (2.1.332).
+OF_HOME = (
+    ".bash_login", ".bash_profile", ".bashrc", ".profile", ".zlogin", ".zprofile", ".zshenv", ".zshrc", ".gitconfig",
+    ".config/git", ".config/anthropic", ".claude.json",
+)  # fmt: skip
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
@@ -316,10 +325,8 @@ class _Boundary:
                 self._mounts.append(_Mount("--bind", folder, folder))
 
     def _check_added(self, folder: Path) -> None:
-        """Refuse a writable folder that contains secrets or programs, or in which moving something would expose them.
-
-        Mount points directly in it are safe: they cannot be moved.
-        """
+        """Refuse a writable folder that contains secrets, programs, or the directories of all agents: a CLI reads the
+        settings and instructions in every folder above its own."""
         self._check_name(folder)
         mounted = self._shared | {self._home: "the home directory"}
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
@@ -331,9 +338,7 @@ class _Boundary:
         for path, what in (mounted | others).items():
             reachable = any(link.is_relative_to(real) for link in _links(path))
             for here, there in ((folder, path), (real, path.resolve())):
-                below = there.is_relative_to(here) and there != here
-                movable = path not in mounted or there.parent != here or path.is_symlink()
-                reachable |= (below and movable) or (path != self._home and here.is_relative_to(there))
+                reachable |= there.is_relative_to(here) or (path != self._home and here.is_relative_to(there))
             if reachable:
                 raise SandboxError(
                     f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
@@ -350,7 +355,7 @@ class _Boundary:
             "LD_LIBRARY_PATH": "[:;]",
             "LD_PRELOAD": "[: ]",
             "LD_AUDIT": ":",
-            **dict.fromkeys((*NAMED_FILES, "OPENSSL_CONF"), "\0"),
+            **dict.fromkeys((*NAMED_FILES, *OF_THIS_PROGRAM), "\0"),
             "SSL_CERT_DIR": os.pathsep,
         }
         for name, separator in lists.items():
@@ -365,13 +370,16 @@ class _Boundary:
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
+        homes = {self._home, Path.home()}
+        found |= dict.fromkeys((home / name for home in homes for name in OF_HOME), "a file of the home")
         files = {path: what for path, what in self._settings.named_programs().items() if not path.is_dir()}
         profiles = self._settings.profiles.values()
         settings_files: list[Path] = []  # of unconfined CLIs: what these name runs outside
         outside = {source for one in profiles if not one.confined for source in one.setting_sources}
         if any({"project", "local"} & {*one.setting_sources} for one in profiles):
-            links = {name: at for name, at in self._settings.sandbox.links.items() if "/.claude" in f"/{name}"}
-            linked = {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
+            links = self._settings.sandbox.links.items()
+            read = {name: at for name, at in links if "/.claude" in f"/{name}" or Path(name).name in INSTRUCTIONS}
+            linked = {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in read.items()}
             files |= linked
             if outside - {"user"}:  # a link leads to such a file, or to a folder with some
                 settings_files += [file for at in linked for file in (at, *(at / name for name in PROJECT_SETTINGS))]
