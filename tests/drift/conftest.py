@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from cli_session_proxy.backends.claude.process import process
 from turnfault.provider.upstream import Upstream
 
 from ..remembering import remembering
@@ -32,6 +33,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--drift", default=None)
     if path is not None and _ROWS and not hasattr(session.config, "workerinput"):
         write(path, _ROWS)
+
+
+@pytest.fixture(autouse=True)
+def waits_as_serve_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests wait for a CLI for longer; these measure how long a client waits."""
+    monkeypatch.setattr(process, "SILENCE", 10.0)
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ class ClaudeProcess:
                         case Called():
                             self.busy, complete = False, True
                     yield event
-                if reader.said_all and not complete and not hooked:
+                if reader.said_all and not complete and not hooked and self._alarm is None:
                     why = f"it gave no result for {SILENCE:g} s after the model had answered"
                     self._alarm = later(SILENCE / 2, self._ring, why)
         finally:

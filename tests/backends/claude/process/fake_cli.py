@@ -56,10 +56,13 @@ def answer(frame: dict[str, object]) -> None:
         say(type="result", subtype="success", is_error=False, result="not yours", user_message_uuids=["another"])
     if MODE == "tools":
         forever()
-    if MODE == "no-end":
+    if MODE in ("no-end", "postscript"):
         for event in ({"type": "message_start", "message": {"id": "m1"}}, {"delta": {"stop_reason": "end_turn"}}):
             say(type="stream_event", event={"type": "message_delta", **event})
-        forever()
+        if MODE == "no-end":
+            forever()
+        for _ in range(2):
+            say(type="postscript")
     say(type="assistant", uuid="a1", message={"id": "m1", "model": "fake", "content": [{"type": "text", "text": said}]})
     say(type="result", subtype="success", is_error=False, result=said, num_turns=1, **tag)
 

@@ -356,6 +356,26 @@ async def test_what_has_to_come_soon_is_not_waited_for_long(
     assert str(process.launch.capability.path) in died.value.cli
 
 
+async def test_unknown_frames_between_the_answer_and_its_result_leave_no_timer_behind(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the process in the middle of a later turn."""
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def noted(delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, callback, *args)
+        if getattr(callback, "__name__", "") == "_ring":
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    process = await start(await fake("postscript"))
+    assert not result(await ask(process, "hi")).is_error
+    assert len(timers) > 1  # for the first word, and for the result
+    assert all(timer.cancelled() for timer in timers)
+
+
 @pytest.mark.parametrize("confined", [False, True])
 @pytest.mark.sample(1)
 async def test_one_that_is_at_work_is_waited_for_on_a_busy_machine(
