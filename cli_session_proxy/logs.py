@@ -27,11 +27,12 @@ from .domain import times
 from .sandbox import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, MutableMapping
+    from collections.abc import Callable, Collection, Iterable, MutableMapping
     from pathlib import Path
 
     import structlog
 
+    from .domain.models import Agent
     from .settings import Settings
 
 ROTATE_BYTES = 10 * 1024 * 1024
@@ -41,9 +42,11 @@ NAME_END = 64  # characters at the end of a field's name by which a secret is re
 TEXT_LIMIT = 2000  # characters of one value: enough for an error's text
 NAME = "cli_session_proxy"
 
-# Where `forget` looks for a name in a log line: ids, and the field `agent`. A client may call its agent "error".
+# Where `forget` looks in a log line: for ids anywhere, for the agent's name in the field `agent`. A client may call its
+# agent "error", or as another client's request is called.
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _AGENT = re.compile(rb'"agent": "((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
+_OWNER = re.compile(rb'"owner": "([^"\\]*)"?')
 
 # Fields that would hold a conversation or an environment: their values are never written.
 _NEVER = frozenset(
@@ -181,19 +184,31 @@ def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
     logger.propagate = False
 
 
-def forget(settings: Settings, named: Iterable[str]) -> None:
-    """Remove each line that has one of these names or ids, from the log file and the rotated ones.
+def forget(settings: Settings, agent: Agent, ids: Iterable[str]) -> None:
+    """Remove each line that has one of these ids or the agent's name, from the log file and the rotated ones. Lines of
+    another owner's agent of that name stay; those of an earlier version name no owner.
 
     A line that another process writes to the file meanwhile may be lost.
     """
-    texts = {json.dumps(_visible(name), ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
+    names, of_ids = ({_as_written(text) for text in texts} for texts in ((agent.agent_id, agent.dir), ids))
+    owner = _as_written(agent.owner)
+
+    def is_about(line: bytes) -> bool:
+        named = not names.isdisjoint(_AGENT.findall(line)) and {*_OWNER.findall(line)} <= {owner}
+        return named or not of_ids.isdisjoint(_ID.findall(line))
+
     current = file_of(settings)
     for path in current.parent.glob(f"{current.name}*"):
-        _forget(path, texts)
+        _forget(path, is_about)
 
 
-def _forget(path: Path, texts: set[bytes]) -> None:
-    """Remove the lines with one of these texts. The file is rewritten in place, because other processes have it open
+def _as_written(text: str) -> bytes:
+    """A text as a line has it, without the quotes."""
+    return json.dumps(_visible(text), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
+
+
+def _forget(path: Path, is_about: Callable[[bytes], bool]) -> None:
+    """Remove these lines. The file is rewritten in place, because other processes have it open
     for appending; this process writes nothing meanwhile."""
     ours = [
         handler
@@ -205,8 +220,7 @@ def _forget(path: Path, texts: set[bytes]) -> None:
     try:
         with path.open("r+b") as file:
             lines = file.readlines()
-            # an id may be anywhere in the line; a name must be the whole value of `agent`
-            remaining = [line for line in lines if texts.isdisjoint(_ID.findall(line) + _AGENT.findall(line))]
+            remaining = [line for line in lines if not is_about(line)]
             if len(remaining) < len(lines):
                 file.seek(0)
                 file.writelines(remaining)

@@ -18,6 +18,7 @@ from structlog import contextvars
 
 from cli_session_proxy import logs, redact
 from cli_session_proxy.domain import times
+from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.settings import Settings
 
 
@@ -141,7 +142,7 @@ def test_nothing_in_a_line_steers_a_terminal_or_ends_the_line(
         assert all(char.isprintable() or char == "\n" for char in said), said
         assert len(said.splitlines()) == 1
     assert "\\\\u202e" in file
-    logs.forget(settings, [evil])
+    logs.forget(settings, Agent(1, "local", evil, "evil", True, None, 0.0), [])
     assert logs.file_of(settings).read_text() == ""
 
 
@@ -151,8 +152,22 @@ def test_a_deleted_agents_name_takes_no_lines_along_that_are_not_about_it(settin
     logs.configure(settings)
     logs.get().info("refused", code="unauthorized", why='"agent": "info"')
     logs.get().info("adopted", agent=name)
-    logs.forget(settings, [name])
+    logs.forget(settings, Agent(1, "local", name, "dir", True, None, 0.0), [])
     assert [line["event"] for line in lines(settings)] == ["refused"]
+
+
+def test_a_deleted_agents_name_takes_no_lines_of_others_along(settings: Settings) -> None:
+    """Neither those of another owner's agent of that name, nor requests whose id it was given as its name."""
+    request_id = "0b2b5c3e-6f6b-4a4e-9d0e-2f9d3a7c1e55"
+    logs.configure(settings)
+    for agent in ("a", request_id):
+        logs.get().info("kept", owner="alice", agent=agent)
+        logs.get().info("gone", owner="bob", agent=agent)
+        logs.get().info("gone", agent=agent)  # of an earlier version
+        logs.get().info("kept", request_id=request_id)
+        logs.get().info("gone", session_id="7d1ccf1e-66a7-4c3b-8f83-0f0c54ad3a11")
+        logs.forget(settings, Agent(1, "bob", agent, "dir", True, None, 0.0), ["7d1ccf1e-66a7-4c3b-8f83-0f0c54ad3a11"])
+    assert [line["event"] for line in lines(settings)] == ["kept"] * 4
 
 
 def test_a_long_value_is_cut(settings: Settings) -> None:

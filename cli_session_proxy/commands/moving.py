@@ -33,7 +33,7 @@ from ..export import incoming, portable
 from ..export.portable import MovedChain
 from ..export.words import count
 from ..http.audit import archives, audit_of
-from ..sandbox import LOCAL_OWNER, make_private
+from ..sandbox import LOCAL_OWNER, Sandboxes, make_private
 from ..settings import Settings
 from ..stores.auto import is_new, move_of, place_of
 from ..stores.base import Granted, LeaseHeld, Proxy, Store
@@ -62,7 +62,8 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
     """Write an agent's chain into one file. Raises `NotFound`, `InvalidRequest`."""
     async with opened(settings) as existing:
         store, agent = await agent_in(settings, existing, owner, agent_id)
-        target = path or Path(f"{agent.dir}.export.jsonl")
+        # The row's folder is checked: this becomes a file's name.
+        target = path or Path(f"{Sandboxes(settings).path(agent.dir).name}.export.jsonl")
         with progress_bar("exporting", "turns") as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 

@@ -63,6 +63,20 @@ class Plan(Recorded):
             windows[limits] = PlanWindow(limits, number(report.get("utilization")), reset, status)
         return Plan(status, at, tuple(windows.values()), limits, reset)
 
+    @staticmethod
+    def kept(found: Mapping[str, Any]) -> Plan | None:
+        """The inverse of `as_json`; None for another form. A row of the store may hold anything, and these values
+        become headers of every host's answers."""
+        status, at, windows = _status(found.get("status")), number(found.get("at")), found.get("windows")
+        if status is None or at is None:
+            return None
+        read = tuple(
+            PlanWindow(name, number(one.get("used")), number(one.get("resets_at")), _status(one.get("status")))
+            for one in (windows if isinstance(windows, list) else ())[:MOST_WINDOWS]
+            if isinstance(one, dict) and (name := _name(one.get("name")))
+        )
+        return Plan(status, at, read, _name(found.get("limits")), number(found.get("resets_at")))
+
     def current(self, now: float) -> Plan:
         """The plan without windows that were reset since the report: their use is unknown until the next report."""
         is_reset = self.resets_at is not None and self.resets_at <= now
@@ -88,7 +102,7 @@ class Plan(Recorded):
                 yield f"{HEADER}-{short}-reset", f"{window.resets_at:.0f}"
 
 
-# Values from the CLI: None if they do not have the form that is expected.
+# Values from the CLI or the store: None if they do not have the form that is expected.
 
 
 def _status(value: object) -> str | None:

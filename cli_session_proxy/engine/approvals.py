@@ -163,7 +163,8 @@ class Asking:
 
     async def _settle(self, question: Question, asked: PermissionAsked) -> None:
         approval, tool = question.waiting.approval, asked.tool
-        context = {"agent": self._agent.agent_id, "turn_id": self._live.turn.id, "approval": approval.id, "tool": tool}
+        agent = {"owner": self._agent.owner, "agent": self._agent.agent_id}
+        context = {**agent, "turn_id": self._live.turn.id, "approval": approval.id, "tool": tool}
         try:
             try:
                 verdict = await self._verdict(question, context)

@@ -67,7 +67,10 @@ class Ends:
     def failed(self, live: LiveTurn, error: ProxyError) -> None:
         """Queue the end of a failed turn; `tell` stores it. The agent's lease is not handed over before that."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
-        log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
+        log.warning(
+            "turn_failed", owner=live.requested and live.requested.owner, agent=live.agent_id, turn_id=live.turn.id,
+            code=error.code, message=error.message,
+        )  # fmt: skip
         now = live.now()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self.waiting[live.turn.id] = _End(

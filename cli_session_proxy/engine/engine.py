@@ -1000,7 +1000,7 @@ class Engine:
             await self.backend.forget(agent, named)
             await in_thread_at(self._sandboxes.path(agent.dir), self._sandboxes.remove, agent.dir)
             # Before the agent: if the store's answer is lost, the next request for a deletion finds no agent.
-            await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
+            await asyncio.to_thread(logs.forget, self.settings, agent, named)
             if self.registry is not None:
                 await self.registry.forget(agent)
             return await self.store.delete_agent(agent.key, expiry)
@@ -1167,7 +1167,7 @@ class Engine:
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
         """Adopt the turns that a person added to the session after the head, if the last one is complete. A failure is
         only logged."""
-        with failures_logged("not_adopted", agent=agent.agent_id):
+        with failures_logged("not_adopted", owner=agent.owner, agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
             adoptable = None
@@ -1177,4 +1177,10 @@ class Engine:
                     adoptable = await self.backend.adoptable(agent, head)
             if adoptable is not None and adoptable.ended:
                 adopted = await adopt(self.store, lease, adoptable, self.observers)
-                log.info("adopted", agent=agent.agent_id, session_id=adoptable.session.id, turn_id=adopted.id)
+                log.info(
+                    "adopted",
+                    owner=agent.owner,
+                    agent=agent.agent_id,
+                    session_id=adoptable.session.id,
+                    turn_id=adopted.id,
+                )

@@ -652,7 +652,13 @@ class Executor:
                 log.exception("not_released", turn_id=turn.id)
         for link in kept.links:
             if link.reason in REPAIR_REASONS:
-                log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
+                log.info(
+                    "repaired",
+                    owner=attempt.agent.owner,
+                    agent=attempt.agent.agent_id,
+                    turn_id=turn.id,
+                    reason=link.reason,
+                )
 
     async def _store_refusal(self, attempt: Attempt, end: Refused) -> None:
         """Store a refusal of the model, and publish its words as the answer. Head, session and path do not change.

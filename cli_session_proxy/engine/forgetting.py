@@ -115,7 +115,7 @@ class Forgetting:
             now - HOUR,
         )
         for agent in await self._store.expired_agents(expiry):
-            with failures_logged("not_expired", agent=agent.agent_id):
+            with failures_logged("not_expired", owner=agent.owner, agent=agent.agent_id):
                 if agent.named:
                     self.expires(agent)
                 if await self._delete(agent.owner, agent.agent_id, expiry):

@@ -13,9 +13,10 @@ import httpx
 import psycopg
 import pytest
 
+from cli_session_proxy.commands import moving
 from cli_session_proxy.domain.limits import no_constant
 from cli_session_proxy.domain.models import Record
-from cli_session_proxy.errors import DamagedRow, UpstreamError
+from cli_session_proxy.errors import DamagedRow, SandboxError, UpstreamError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import damaged
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
@@ -43,6 +44,7 @@ OF_A_TURN: dict[str, tuple[str, Any]] = {
     "no size": ("bytes", ""),
     "tokens in words": ("usage", '{"input_tokens": "many"}'),
     "an error that is none": ("error", "[1]"),
+    "a number for a prompt": ("system", "5"),
     "no options": ("options", '{"metadata": '),
     "bytes for a model": ("model", b"\xff\xfe"),
     "bytes that are called a text": ("model", "CAST(x'ff6162' AS TEXT)"),
@@ -191,6 +193,7 @@ BESIDE = {
     "what was found out": "INSERT INTO findings VALUES ('plan', 'plan', '[1', 1.0, NULL)",
     "what was forgotten": "INSERT INTO forgotten VALUES (unixepoch(), 'local', 'sonnet', 'two', 9e999)",
     "what was spent": "INSERT INTO spent VALUES ('key local', 'day', 'today', 1, 1, 1.0, 1, 1.0)",
+    "a number for a link": "INSERT INTO links SELECT 9, max(key), NULL, 'x', head, 'rebuilt', '7', 9.0 FROM agents",
     "a link": "INSERT INTO links SELECT 9, max(key), NULL, 'x', head, 'rebuilt', '{', 'now' FROM agents",
 }
 
@@ -212,6 +215,33 @@ async def test_what_is_damaged_beside_turns_hides_nothing(
             assert (await http.get(f"/chains/{DAMAGED}")).status_code == 200
         assert (await ask(engine, "two", agent=DAMAGED)).depth == 2
         assert len(named(caplog)) == 1
+
+
+@pytest.mark.parametrize(("column", "value"), [("metadata", ""), ("metadata", "[7]"), ("removed", "7"), ("data", "7")])
+async def test_a_damaged_conversation_is_named(settings: Settings, column: str, value: str) -> None:
+    async with (
+        core(settings) as (engine, _),
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+        items = [{"role": "user", "content": "hello"}]
+        made = (await http.post("/conversations", json={"items": items})).json()["id"]
+        damage(settings, f"UPDATE {'items' if column == 'data' else 'conversations'} SET {column} = ?", value)
+        error = (await http.get(f"/conversations/{made}/items")).json()["error"]
+        assert error["code"] == DamagedRow.code
+        assert (await http.delete(f"/conversations/{made}")).status_code == 200
+
+
+async def test_a_damaged_folder_of_an_agent_names_no_file_of_its_export(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (engine, _):
+        await ask(engine, "one")
+    damage(settings, "UPDATE agents SET dir = ?", str(tmp_path / "other"))
+    (tmp_path / "other.export.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SandboxError):
+        await moving.export(settings, "local", "a", None)
 
 
 OF_A_RECORD: dict[str, tuple[str, Any]] = {

@@ -214,7 +214,7 @@ def turn(row: Row[Any], /, conn: Connection, *, images: bool = True, **changed: 
             values[at] = dict(loads(values[at]))
     for at in _TEXTS:
         if values[at] is not None:
-            values[at] = loads(values[at])
+            values[at] = "" + loads(values[at])  # raises for what is no text
     options = values[_OPTIONS]
     values[_INPUT] = _messages(values[_INPUT])
     values[_PLACED] = _common(Placed, values[_PLACED])
@@ -303,7 +303,7 @@ def session(columns: Sequence[Any]) -> Session:
 
 @reads(*LINK)
 def link(row: Row[Any]) -> Link:
-    return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)
+    return Link(row.from_session, row.to_session, row.turn_id, row.reason, dict(loads(row.detail)), row.at)
 
 
 def record_values(cutter: ImageCutter, turn_id: str, n: int, record: Record) -> Values:

@@ -138,11 +138,14 @@ _INSERT_CONVERSATION = Prepared(InsertNew(conversations))
 _removed = conversations.c.removed
 # The list of removed items without its "]", for one more: SQLite and PostgreSQL have no common function for that.
 _REMOVED_OPEN = case((_removed == "[]", "["), else_=func.substr(_removed, 1, func.length(_removed) - 1) + ",")
+_read_conversation = reads(*conversations.c)(
+    lambda row: Conversation(dict(json.loads(row.metadata)), tuple(json.loads(row.removed)))
+)
 
 
 def conversation(conn: Connection, agent_key: int) -> Conversation | None:
     row = conn.execute(select(conversations).where(conversations.c.agent_key == agent_key)).one_or_none()
-    return None if row is None else Conversation(json.loads(row.metadata), tuple(json.loads(row.removed)))
+    return None if row is None else _read_conversation(row)
 
 
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
@@ -187,8 +190,9 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
     conn.execute(items.insert(), [{"id": one.id, "agent_key": agent_key, "data": text} for one, text in added])
 
 
+@reads(*items.c)
 def item(row: Row[Any]) -> Item:
-    return Item(row.id, json.loads(row.data), row.turn_id)
+    return Item(row.id, dict(json.loads(row.data)), row.turn_id)
 
 
 def take_items(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> None:
