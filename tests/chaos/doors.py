@@ -280,7 +280,9 @@ def code(data: JSON) -> str:
         named = details.get("error_code") or details.get("reason") if isinstance(details, dict) else None
         told = str(named or error.get("code") or error.get("type") or error)
         said = str(error.get("message"))
-    nobody_knows = told == HOST_LOST or any(words in said for words in ("may be there or not", "where it was accepted"))
+    nobody_knows = told == HOST_LOST or any(
+        words in said for words in ("may be there or not", "that was accepted there")
+    )
     return told + IN_DOUBT * nobody_knows
 
 

@@ -330,6 +330,7 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         "skills/one",
         "CLAUDE.md",
         ".bashrc",
+        ".config/git/config",
         "home",
         "var",
         "sandbox_root",
@@ -353,7 +354,8 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
         monkeypatch.setattr(tempfile, "tempdir", str(added))
     elif place in ("var", "sandbox_root"):
         settings = settings.model_copy(update={place: added / "inner"})
-    elif place == ".bashrc":
+    elif place in (".bashrc", ".config/git/config"):
+        (shells.home / place).parent.mkdir(parents=True, exist_ok=True)
         (shells.home / place).symlink_to(added / "inner")
     elif place == "home":
         profiles["confined"] = profiles["confined"].model_copy(update={"add_dirs": (shells.home,)})

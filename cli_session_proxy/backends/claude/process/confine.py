@@ -98,7 +98,7 @@ INSTRUCTIONS = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".mcp.json")
 # Files of the home that a CLI, its shell and git read (2.1.332).
 OF_HOME = (
     ".bash_login", ".bash_profile", ".bashrc", ".profile", ".zlogin", ".zprofile", ".zshenv", ".zshrc", ".gitconfig",
-    ".config/git", ".config/anthropic", ".claude.json",
+    ".config/git/config", ".config/anthropic/active_config", ".config/anthropic/configs/default.json", ".claude.json",
 )  # fmt: skip
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
