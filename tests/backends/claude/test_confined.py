@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -616,3 +617,21 @@ async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Pat
     settings = Settings(var=tmp_path / "var", port=0, profiles={"coder": CONFINED})
     with pytest.raises(ConfigError, match="--make-key"):
         await asyncio.wait_for(serve(settings, lambda _line: None, Watchdog(), report=report), 60)
+
+
+async def test_agents_whose_directories_lie_in_a_git_repository_are_not_shown_each_others_notes(
+    shells: Shells, tmp_path: Path
+) -> None:
+    """The CLI keeps the model's notes in one folder for the whole repository."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    for name in ("objects", "refs"):
+        (tmp_path / ".git" / name).mkdir()
+    config = shells.settings.claude_config_dir or Path()
+    notes = config / "projects" / re.sub("[^a-zA-Z0-9]", "-", str(tmp_path)) / "memory"
+    notes.mkdir(parents=True)
+    (notes / "MEMORY.md").write_text("marmalade")
+    async with running(shells.settings) as engine:
+        await ask(engine, "hello", agent="one")
+        await ask(engine, "hello", agent="two", profile="free")
+    assert "marmalade" not in json.dumps([seen.body for seen in shells.upstream.requests])

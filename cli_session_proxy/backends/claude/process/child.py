@@ -33,7 +33,9 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
-from . import descriptors, guardian_program, permissions
+from ..transcript.files import MEMORY
+from ..transcript.projects import project_dir
+from . import descriptors, environment, guardian_program, permissions
 from .capability import PROMPT_FILE, SYSTEM_PROMPT, Capability
 from .frames import printable
 from .guardian import MARK, Guardian, start_time
@@ -152,6 +154,14 @@ class Launch:
     def _has(self, flag: str) -> bool:
         return flag in self.capability.flags
 
+    def _notes(self) -> JSON:
+        """Where a CLI with tools keeps the model's notes: beside the agent's sessions. By itself it takes one folder
+        for the whole git repository that `var` is in, so each agent would be shown the notes of all (2.1.332)."""
+        if not self.profile.tools:
+            return {"autoMemoryEnabled": False}
+        config_dir = environment.config_dir_of(dict(self.env))
+        return {"autoMemoryDirectory": str(project_dir(config_dir, self.cwd) / MEMORY)}
+
     def _choices(self, prompt_file: Path | None) -> list[str]:
         argv = [] if self.model == "default" else [f"--model={self.model}"]
         if self.effort is not None and self._has("--effort"):
@@ -159,7 +169,7 @@ class Launch:
         if self._has("--setting-sources"):
             argv.append(f"--setting-sources={','.join(self.profile.setting_sources)}")
         if self._has("--settings"):
-            argv.append("--settings=" + json.dumps({**ALWAYS, **permissions.settings(self.profile)}))
+            argv.append("--settings=" + json.dumps({**ALWAYS, **self._notes(), **permissions.settings(self.profile)}))
         if self.profile.permission_mode in self.capability.permission_modes:
             argv.append(f"--permission-mode={self.profile.permission_mode}")
         argv += permissions.arguments(self.profile)

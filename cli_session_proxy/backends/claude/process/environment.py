@@ -89,7 +89,7 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _config_dir_of(env: dict[str, str]) -> Path:
+def config_dir_of(env: dict[str, str]) -> Path:
     """The directory for sessions of a CLI with this environment and our working directory. The CLI normalises the name
     to NFC."""
     home = Path(env.get("HOME") or Path.home())
@@ -101,7 +101,7 @@ def config_dir(settings: Settings) -> Path:
     """The CLI's directory for sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
     if settings.claude_config_dir is not None:
         return Path(unicodedata.normalize("NFC", str(settings.claude_config_dir)))
-    return _config_dir_of(inherited(settings))
+    return config_dir_of(inherited(settings))
 
 
 def _with_config_dir(env: dict[str, str], config_dir: Path) -> dict[str, str]:
@@ -114,7 +114,7 @@ def _with_config_dir(env: dict[str, str], config_dir: Path) -> dict[str, str]:
     configured = env.get(CONFIG_DIR)
     if configured == "":  # the CLI takes it for its working directory, but names the Keychain's entry as if unset
         env = {name: value for name, value in env.items() if name != CONFIG_DIR}
-    if config_dir != _config_dir_of(env):
+    if config_dir != config_dir_of(env):
         return env | {CONFIG_DIR: str(config_dir)}
     if not configured or os.path.isabs(configured):
         return env

@@ -313,7 +313,8 @@ def test_only_flags_that_the_cli_knows_are_used() -> None:
 
 def test_no_cli_compacts_or_deletes_between_turns() -> None:
     given = next(part for part in launch(able("--settings")).argv() if part.startswith("--settings="))
-    assert json.loads(given.partition("=")[2]) == {"cleanupPeriodDays": 36500, "idleCompaction": False}
+    told = {"cleanupPeriodDays": 36500, "idleCompaction": False, "autoMemoryEnabled": False}
+    assert json.loads(given.partition("=")[2]) == told
 
 
 def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
