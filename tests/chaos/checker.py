@@ -324,9 +324,9 @@ class _Judge:
         for one in turn.attempts:
             if one.heard is not None and NOT_JSON in one.heard.code:
                 yield Fault("unreadable", turn.agent, turn.number, f"its client read {one.heard.code}")
-        once = {one.heard.answer for one in turn.attempts if one.acknowledged and one.heard and not one.sent.anew}
-        if len(once) > 1:
-            said = " and ".join(_short(answer) for answer in once if answer)
+        # Words that were said anew have an answer each time, and who asks for them again may be given either.
+        if len(turn.answers) > 1 + sum(one.sent.anew for one in turn.attempts):
+            said = " and ".join(map(_short, turn.answers))
             yield Fault("two answers", turn.agent, turn.number, f"its client read {said}")
 
     def _author(self, text: str) -> Turn | None:

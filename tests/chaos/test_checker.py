@@ -217,6 +217,17 @@ def test_words_that_are_said_anew_may_be_there_twice(tale: Tale) -> None:
     assert tale.faults() == []
 
 
+def test_who_asks_again_for_words_that_were_said_anew_may_be_given_either_answer(tale: Tale) -> None:
+    tale.turn(5)
+    attempt = tale.send(5, anew=True)
+    answer = tale.ask(prompt(5), tale.paths["ada"])
+    tale.paths["ada"].append((prompt(5), answer))
+    for asked in (attempt, tale.send(5)):
+        tale.hear(asked, "acknowledged", answer)
+    tale.turn(6)
+    assert tale.faults() == []
+
+
 def test_a_turn_that_was_said_meanwhile_may_come_before_or_after(tale: Tale) -> None:
     first, second = tale.send(5), tale.send(6)
     after = tale.ask(prompt(6), tale.paths["ada"])
