@@ -312,6 +312,15 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
                 yield (
                     f"profile {name}: its agents write {at}, which {what} names: programs from there have no boundary"
                 )
+        # uv and pnpm link a package's files from their cache, all or none: written in place, they change everywhere.
+        ours = os.stat(uvicorn.__file__)
+        for folder in added_dirs if profile.confined and ours.st_nlink > 1 else ():
+            if folder.exists() and folder.stat().st_dev == ours.st_dev:
+                yield (
+                    f"profile {name}: this program's packages are hard links, as uv makes them. Its agents write "
+                    f"{folder}, and change this program by a link to the same file there: install it with "
+                    "UV_LINK_MODE=copy"
+                )
         if profile.tools and not profile.confined:
             yield (
                 f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "

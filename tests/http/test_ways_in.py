@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from pydantic import SecretStr
 
 from cli_session_proxy.commands import asking, changing, status
@@ -382,3 +383,23 @@ def test_on_bsd_a_port_that_another_program_has_at_all_addresses_is_taken(
         monkeypatch.setattr(socket, "create_server", lambda *_, **__: pytest.fail("it was bound"))
         with pytest.raises(ConfigError, match="is taken by another program"):
             bind(settings)
+
+
+def test_packages_that_are_hard_links_are_said_where_a_confined_agent_could_have_a_link_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, added = tmp_path / "uvicorn.py", tmp_path / "added"
+    ours.touch()
+    added.mkdir()
+    monkeypatch.setattr(uvicorn, "__file__", str(ours))
+
+    def said(folder: Path, *, confined: bool = True) -> bool:
+        coder = Profile(tools=("Bash",), confined=confined, add_dirs=(folder,))
+        return "are hard links" in told(Settings(var=tmp_path / "var", profiles={"coder": coder}))
+
+    assert not said(added)
+    (tmp_path / "cache.py").hardlink_to(ours)
+    assert said(added)
+    assert not said(added, confined=False)
+    assert not said(tmp_path / "made later")
+    assert not said(Path("/proc"))  # another file system
