@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -300,6 +301,7 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
             f"{after}; the setting forget_unnamed changes that"
         )
     memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
+    ours = os.stat(uvicorn.__file__)
     for name, profile in sorted(settings.profiles.items()):
         added_dirs = [folder.resolve() for folder in profile.add_dirs]
         for memory, added in ((one, at) for one in sorted(memories) for at in added_dirs if one.is_relative_to(at)):
@@ -313,14 +315,14 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
                     f"profile {name}: its agents write {at}, which {what} names: programs from there have no boundary"
                 )
         # uv and pnpm link a package's files from their cache, all or none: written in place, they change everywhere.
-        ours = os.stat(uvicorn.__file__)
         for folder in added_dirs if profile.confined and ours.st_nlink > 1 else ():
-            if folder.exists() and folder.stat().st_dev == ours.st_dev:
-                yield (
-                    f"profile {name}: this program's packages are hard links, as uv makes them. Its agents write "
-                    f"{folder}, and change this program by a link to the same file there: install it with "
-                    "UV_LINK_MODE=copy"
-                )
+            with contextlib.suppress(OSError):  # it is not there yet, or this user may not look
+                if folder.stat().st_dev == ours.st_dev:
+                    yield (
+                        f"profile {name}: this program's packages are hard links, as uv makes them. Its agents write "
+                        f"{folder}, and could change this program by a link to the same file there: install it with "
+                        "UV_LINK_MODE=copy"
+                    )
         if profile.tools and not profile.confined:
             yield (
                 f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "

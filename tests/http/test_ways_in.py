@@ -402,4 +402,5 @@ def test_packages_that_are_hard_links_are_said_where_a_confined_agent_could_have
     assert said(added)
     assert not said(added, confined=False)
     assert not said(tmp_path / "made later")
+    assert not said(tmp_path / ("x" * 300))  # `stat` fails, `serve` does not
     assert not said(Path("/proc"))  # another file system

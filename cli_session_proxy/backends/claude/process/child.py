@@ -49,6 +49,8 @@ log = logs.get(__name__)
 # At its start a CLI deletes sessions' files older than `cleanupPeriodDays` (default 30): not ours. And it must not
 # compact while it is idle (2.1.286), only in a turn, so that the chain knows.
 ALWAYS = {"cleanupPeriodDays": 36500, "idleCompaction": False}
+# The first version that can be told where to keep the model's notes (its change log). 2.1.71 cannot, and has notes.
+TAKES_NOTES_FOLDER = (2, 1, 74)
 
 # For CLIs without --tools: the names of all tools of 1.x and 2.0 CLIs, to turn them off (run on 1.0.120: `tools` of the
 # request is empty; "*" does not work, nor does --permission-mode plan).
@@ -156,8 +158,9 @@ class Launch:
 
     def _notes(self) -> JSON:
         """Where a CLI with tools keeps the model's notes: beside the agent's sessions. By itself it takes one folder
-        for the whole git repository that `var` is in, so each agent would be shown the notes of all (2.1.332)."""
-        if not self.profile.tools:
+        for the whole git repository that `var` is in, so each agent would be shown the notes of all (2.1.71, 2.1.332).
+        Others keep none."""
+        if not self.profile.tools or self.capability.version_tuple < TAKES_NOTES_FOLDER:
             return {"autoMemoryEnabled": False}
         config_dir = environment.config_dir_of(dict(self.env))
         return {"autoMemoryDirectory": str(project_dir(config_dir, self.cwd) / MEMORY)}

@@ -317,6 +317,17 @@ def test_no_cli_compacts_or_deletes_between_turns() -> None:
     assert json.loads(given.partition("=")[2]) == told
 
 
+def test_a_cli_keeps_notes_only_with_tools_and_beside_the_agents_sessions() -> None:
+    def told(version: tuple[int, int, int]) -> dict[str, object]:
+        argv = launch(able("--settings", version=version), profile=Profile(tools=("Write",)), env=env).argv()
+        given = next(part for part in argv if part.startswith("--settings="))
+        return {name: value for name, value in json.loads(given.partition("=")[2]).items() if "Memory" in name}
+
+    env = (("CLAUDE_CONFIG_DIR", "/config"), ("HOME", "/home"))
+    assert told((2, 1, 74)) == {"autoMemoryDirectory": "/config/projects/-sandbox/memory"}
+    assert told((2, 1, 71)) == {"autoMemoryEnabled": False}  # it would keep those of a whole git repository together
+
+
 def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     new, old = able("--tools"), able(version=(1, 0, 120))
     assert "--tools=" in launch(new).argv()
