@@ -325,7 +325,7 @@ class _Judge:
             if one.heard is not None and NOT_JSON in one.heard.code:
                 yield Fault("unreadable", turn.agent, turn.number, f"its client read {one.heard.code}")
         # Words that were said anew have an answer each time, and who asks for them again may be given either.
-        if len(turn.answers) > 1 + sum(one.sent.anew for one in turn.attempts):
+        if len(turn.answers) > 1 + sum(one.sent.anew and not one.failed for one in turn.attempts):
             said = " and ".join(map(_short, turn.answers))
             yield Fault("two answers", turn.agent, turn.number, f"its client read {said}")
 
