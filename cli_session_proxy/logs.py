@@ -43,7 +43,7 @@ TEXT_LIMIT = 2000  # characters of one value: enough for an error's text
 NAME = "cli_session_proxy"
 
 # Where `forget` looks in a log line: for ids anywhere, for the agent's name in the field `agent`. A client may call its
-# agent "error", or as another client's request is called.
+# agent "error", or give it the id of another client's request as its name.
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _AGENT = re.compile(rb'"agent": "((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
 _OWNER = re.compile(rb'"owner": "([^"\\]*)"?')
@@ -208,8 +208,8 @@ def _as_written(text: str) -> bytes:
 
 
 def _forget(path: Path, is_about: Callable[[bytes], bool]) -> None:
-    """Remove these lines. The file is rewritten in place, because other processes have it open
-    for appending; this process writes nothing meanwhile."""
+    """Remove the lines for which `is_about` is true. The file is rewritten in place, because other processes have it
+    open for appending. This process writes nothing meanwhile."""
     ours = [
         handler
         for handler in logging.getLogger(NAME).handlers

@@ -62,7 +62,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
     """Write an agent's chain into one file. Raises `NotFound`, `InvalidRequest`."""
     async with opened(settings) as existing:
         store, agent = await agent_in(settings, existing, owner, agent_id)
-        # The row's folder is checked: this becomes a file's name.
+        # The row may name any path. `path` refuses what is no agent's folder.
         target = path or Path(f"{Sandboxes(settings).path(agent.dir).name}.export.jsonl")
         with progress_bar("exporting", "turns") as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))

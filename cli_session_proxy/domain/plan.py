@@ -65,8 +65,8 @@ class Plan(Recorded):
 
     @staticmethod
     def kept(found: Mapping[str, Any]) -> Plan | None:
-        """The inverse of `as_json`; None for another form. A row of the store may hold anything, and these values
-        become headers of every host's answers."""
+        """The inverse of `as_json`; None for another form. Each value is checked: a row of the store may be damaged or
+        forged, and every host sends these values in headers."""
         status, at, windows = _status(found.get("status")), number(found.get("at")), found.get("windows")
         if status is None or at is None:
             return None

@@ -53,6 +53,6 @@ class PlanWatch:
 
 
 async def stored(store: Findings) -> Plan | None:
-    """The newest report to any host of the store; None if there is none, or if its row is none."""
+    """The newest report to any host of the store; None without a report, or if its row is damaged."""
     reports = await store.findings(SUBJECT)
     return Plan.kept(reports[-1].found) if reports else None

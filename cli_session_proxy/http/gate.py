@@ -227,8 +227,8 @@ class Gate:
     async def _serve(
         self, scope: Scope, inner: dict[str, Any], agent: bytes | None, receive: Receive, answer: _Answer
     ) -> None:
-        """Check who asks, in this order: another proxy, a page, a key. Then the limits, then the routes. `agent`: the
-        one in the path, still encoded."""
+        """Check the caller (another proxy's signature, a page's origin, a key) and the limits, and run the route.
+        `agent`: the name in the path, still encoded."""
         headers, wire = inner["state"]["headers"], inner["state"]["wire"]
         names = list(map(itemgetter(0), scope["headers"]))
         for name in (b"host", b"origin"):

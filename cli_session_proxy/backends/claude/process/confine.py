@@ -86,7 +86,7 @@ NAMED_FILES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS",
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE",
 )  # fmt: skip
-# Of this program's libraries, and of git: further certificates, settings, and a folder of modules or keys.
+# Variables of this program's libraries and of git. They name certificates, settings, and folders of modules or keys.
 OF_THIS_PROGRAM = ("OPENSSL_CONF", "CURL_CA_BUNDLE", "PGSSLROOTCERT", "PYTHONPYCACHEPREFIX", "GNUPGHOME")
 # Folders with the login of a cloud's tools, if the CLI uses that cloud (else its variables are not passed on).
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}

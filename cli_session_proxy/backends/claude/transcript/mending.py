@@ -323,8 +323,8 @@ def _may_hold(record: Record, what: LeftOut) -> bool:
 
 
 def _kind(block: Block) -> LeftOut | None:
-    """The kind that the block belongs to; None for a text. A block of an unknown type counts as a call: it comes from a
-    tool that the provider runs, or an agent's program made it up."""
+    """The kind that the block belongs to; None for a text. A block of an unknown type counts as a call. Either a tool
+    of the provider made it, or a program of the agent forged it."""
     return None if block.get("type") == "text" else _KINDS.get(str(block.get("type")), "calls")
 
 
