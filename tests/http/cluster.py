@@ -6,7 +6,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from ..serving import serving
 
 KEY = "the-key-of-this-cluster"
 PATIENCE = 60.0
+
+# What a test opened and need not close itself: done after it.
+opened = ExitStack()
 
 
 class Host:

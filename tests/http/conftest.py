@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ import uvloop
 
 from cli_session_proxy.http import relay
 from cli_session_proxy.stores import redis
+
+from .cluster import opened
 
 SOON = 60.0
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -22,6 +24,13 @@ def patient_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     does not answer within a quarter of one is not asked."""
     monkeypatch.setattr(redis, "PATIENCE", 5.0)
     monkeypatch.setattr(relay, "PROBE_TIMEOUT", 5.0)  # some tests wait for its end
+
+
+@pytest.fixture(autouse=True)
+def no_socket_is_left() -> Iterator[None]:
+    """A test that fails leaves none to the tests after it, which would fail by its warning."""
+    yield
+    opened.close()
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -34,6 +34,7 @@ from ..matrix import half
 from ..talking import ask, heard
 from ..until import until
 from ..without_cli import proxied_without_cli
+from .cluster import opened
 from .conftest import Run
 
 CHAT = "chat/completions"
@@ -43,7 +44,7 @@ class Connection:
     """One client's, over which the same is said whenever it is asked for: "one" in chat, unless told otherwise."""
 
     def __init__(self, port: int, *, stream: bool = False, key: str = "", path: str = CHAT, **other: Any) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
         said = other or {"messages": [{"role": "user", "content": "one"}]}
         body = json.dumps({"model": "sonnet", "stream": stream, **said})
         head = f"POST /agents/a/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
@@ -172,7 +173,6 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
             gate.open()
             assert b"200 OK" in await client.second.answer()
             await until(lambda: not engine.progress())
-            client.second.socket.close()
             assert heard(upstream) == ["one"]
             patch.undo()
 

@@ -261,7 +261,6 @@ async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_s
             one.model.open.set()
             assert b"200 OK" in await client.second.answer()
             await until(lambda: not any(host.engine.progress() for host in proxies))
-        client.second.socket.close()
         assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
 
 
@@ -291,7 +290,6 @@ async def test_who_left_before_its_request_was_accepted_elsewhere_and_says_the_s
         goes_on.set()
         assert b"200 OK" in await client.second.answer()
         await until(lambda: not any(host.engine.progress() for host in proxies))
-        client.second.socket.close()
         assert [path[-1] for host in proxies for path in host.asked] == ["zero", "one"]
 
 
@@ -317,7 +315,6 @@ async def test_the_end_of_a_forwarded_stream_is_sent_as_soon_as_its_client_is_se
         monkeypatch.setattr(Incoming, "has_left", looked_at)
         client.say()
         await until(lambda: _delivered(one, 2))
-        client.socket.close()
         assert b"data: [DONE]" in received
 
 
@@ -341,7 +338,6 @@ async def test_who_left_unnoticed_and_says_the_same_at_a_proxy_that_cannot_pass_
         await until(lambda: bool(three.engine._live))
         one.model.open.set()
         assert b"200 OK" in await client.second.answer()
-        client.second.socket.close()
         assert [path[-1] for host in (one, two, three) for path in host.asked] == ["zero", "one"]
 
 
@@ -368,7 +364,6 @@ async def test_who_left_both_proxies_that_had_the_turn_for_it_and_says_the_same_
         third = Connection((one, two)[again_at].settings.port)
         third.say()
         assert b"200 OK" in await third.answer()
-        third.socket.close()
         assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
 
 
@@ -456,7 +451,6 @@ async def test_who_left_and_says_the_same_where_its_first_request_comes_later_ha
         goes_on.set()
         async with asyncio.timeout(PATIENCE):
             await is_gone.wait()
-        client.second.socket.close()
     assert [path[-1] for path in one.asked] == ["zero", "one"]
 
 
@@ -509,7 +503,6 @@ async def test_a_large_answer_that_a_silent_proxy_has_not_read_is_given_to_the_c
             patch.setattr(Relay, "_can_accept", silent)
             client.leave_and_say_it_again()
             assert b"200 OK" in await client.second.answer()
-        client.second.socket.close()
         goes_on.set()
         assert [path[-1] for host in (one, two, three) for path in host.asked] == ["zero", "one"]
 
@@ -714,7 +707,6 @@ async def test_a_request_whose_client_left_and_has_its_answer_from_elsewhere_is_
 
         await until(left)
         assert said(await one.chat("two")) == "You said: two (3)"
-        client.second.socket.close()
         assert await passed_on(two) == {"left": 1}
 
 
@@ -734,7 +726,6 @@ async def test_who_left_a_proxy_whose_line_was_lost_and_says_the_same_again_has_
         one.model.open.set()
         assert b"200 OK" in await client.second.answer()
         await until(lambda: not one.engine.progress())
-        client.second.socket.close()
         assert [path[-1] for path in one.asked] == ["zero", "one"]
 
 
@@ -761,7 +752,6 @@ async def test_who_left_a_connection_that_is_not_read_any_more_has_left(
         one.model.open.set()
         assert b"200 OK" in await client.second.answer()
         await until(lambda: not one.engine.progress())
-        client.second.socket.close()
         assert [path[-1] for path in one.asked] == ["zero", "one"]
 
 

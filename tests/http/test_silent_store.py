@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,28 +50,36 @@ async def between(url: str) -> AsyncIterator[tuple[str, Line]]:
         yield f"postgresql://{told['user']}@127.0.0.1:{urlsplit(way.address).port}/{told['dbname']}", way
 
 
-def silent_at(step: str, way: Line, patch: pytest.MonkeyPatch) -> None:
-    """From the next such step of a transaction on, the store hears nothing over what is connected now."""
-    taken = getattr(PipelinedConnection, step)
+def at_the_commit_of(conn: Connection, happens: Callable[[], None]) -> None:
+    """It happens when this transaction's commit is about to be sent."""
+    driver = conn.connection.dbapi_connection
+    assert isinstance(driver, PipelinedConnection)
+    commit = driver.commit
 
-    def takes(conn: PipelinedConnection) -> None:
-        patch.setattr(PipelinedConnection, step, taken)
-        way.lose_answers()
-        taken(conn)
+    def commits() -> None:
+        del driver.commit
+        happens()
+        commit()
 
-    patch.setattr(PipelinedConnection, step, takes)
+    driver.commit = commits
 
 
-def cut_at_the_next_commit(way: Line, patch: pytest.MonkeyPatch) -> None:
-    """The connections to the server end when the next commit is sent."""
-    commit = PipelinedConnection.commit
+def at_the_next_commit(store: PostgresqlStore, happens: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """It happens at the commit of the transaction that this store's caller begins next: no other program's, nor one of
+    the proxy's background, if the caller asks the store for it without a pause."""
+    write = store.database.write
 
-    def cuts(conn: PipelinedConnection) -> None:
-        patch.setattr(PipelinedConnection, "commit", commit)
-        way.cut()
-        commit(conn)
+    def writes(work: Callable[[Connection], Any], *given: Any, **how: Any) -> Any:
+        patch.setattr(store.database, "write", write)
 
-    patch.setattr(PipelinedConnection, "commit", cuts)
+        def works(conn: Connection) -> Any:
+            done = work(conn)
+            at_the_commit_of(conn, happens)
+            return done
+
+        return write(works, *given, **how)
+
+    patch.setattr(store.database, "write", writes)
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
@@ -82,13 +90,13 @@ async def test_a_commit_that_is_not_answered_is_in_doubt_and_the_next_connection
 
     def write(conn: Connection) -> None:
         conn.execute(meta.insert(), {"name": "x", "value": "y"})
+        at_the_commit_of(conn, way.lose_answers)
 
     def read(conn: Connection) -> list[str]:
         return list(conn.scalars(select(meta.c.value).where(meta.c.name == "x")).all())
 
     async with between(postgres_url) as (url, way), opened(lambda: PostgresqlStore(url)) as store:
         assert isinstance(store, PostgresqlStore)
-        silent_at("commit", way, monkeypatch)
         with pytest.raises(StoreUnavailable, match="said nothing for") as told:
             await store.database.write(write, quick=quick)
         assert told.value.detail["in_doubt"]
@@ -114,7 +122,7 @@ async def test_an_import_whose_end_is_not_answered_takes_no_chain_away(
     finish = importing.ChainImport.finish
 
     def finishes(chain: importing.ChainImport, conn: Connection, new: NewChain) -> Agent:
-        silent_at("commit", way, monkeypatch)
+        at_the_commit_of(conn, way.lose_answers)
         return finish(chain, conn, new)
 
     monkeypatch.setattr(importing.ChainImport, "finish", finishes)
@@ -138,7 +146,7 @@ async def test_a_turn_whose_commit_is_not_answered_is_the_same_turn_at_another_p
             commit = two.store.commit
 
             async def commits(*given: object, **how: object) -> object:
-                silent_at("commit", way, monkeypatch)
+                at_the_next_commit(two.store, way.lose_answers, monkeypatch)
                 return await commit(*given, **how)  # type: ignore[arg-type]
 
             monkeypatch.setattr(two.store, "commit", commits)
@@ -194,7 +202,7 @@ async def test_who_left_while_the_note_of_it_was_lost_and_says_the_same_again_ha
             async def noted(*given: Any, **how: Any) -> None:
                 monkeypatch.setattr(one.store, "set_delivery", note)
                 monkeypatch.setattr(one.store, "commit", commit)
-                cut_at_the_next_commit(way, monkeypatch)
+                at_the_next_commit(one.store, way.cut, monkeypatch)
                 try:
                     await note(*given, **how)
                 finally:
@@ -207,7 +215,6 @@ async def test_who_left_while_the_note_of_it_was_lost_and_says_the_same_again_ha
             client.second.say()
             assert b"200 OK" in await client.second.answer()
             await until(lambda: not one.engine.progress())
-            client.second.socket.close()
             assert one.asked == [["zero"], ["zero", "one"]]
 
 
@@ -231,7 +238,7 @@ async def test_an_answer_whose_claim_is_not_answered_is_given_to_the_same_reques
 
             async def claims(*given: Any) -> bool:
                 monkeypatch.setattr(two.store, "claim", claim)
-                silent_at("commit", way, monkeypatch)
+                at_the_next_commit(two.store, way.lose_answers, monkeypatch)
                 return await claim(*given)
 
             async def is_undelivered() -> bool:
@@ -243,7 +250,6 @@ async def test_an_answer_whose_claim_is_not_answered_is_given_to_the_same_reques
             await until(is_undelivered)
             client.second.say()
             assert b"503 Service Unavailable" in await client.second.answer()
-            client.second.socket.close()
             assert said(await (one, two)[again_at].chat("one", stream=False)) == "You said: one (2)"
             assert [path[-1] for path in [*one.asked, *two.asked]] == ["zero", "one"]
 
@@ -265,7 +271,7 @@ async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
 
             async def doubts(*given: Any) -> None:
                 monkeypatch.setattr(two.store, "doubt", doubt)
-                cut_at_the_next_commit(way, monkeypatch)
+                at_the_next_commit(two.store, way.cut, monkeypatch)
                 await doubt(*given)
 
             monkeypatch.setattr(two.store, "doubt", doubts)
