@@ -47,6 +47,7 @@ NAME = "cli_session_proxy"
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _AGENT = re.compile(rb'"agent": "((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
 _OWNER = re.compile(rb'"owner": "([^"\\]*)"?')
+_DIR = re.compile(rb'"dir": "([^"\\]*)"?')  # the name of its directory is no other agent's
 
 # Fields that would hold a conversation or an environment: their values are never written.
 _NEVER = frozenset(
@@ -195,7 +196,7 @@ def forget(settings: Settings, agent: Agent, ids: Iterable[str]) -> None:
 
     def is_about(line: bytes) -> bool:
         named = not names.isdisjoint(_AGENT.findall(line)) and {*_OWNER.findall(line)} <= {owner}
-        return named or not of_ids.isdisjoint(_ID.findall(line))
+        return named or agent.dir.encode() in _DIR.findall(line) or not of_ids.isdisjoint(_ID.findall(line))
 
     current = file_of(settings)
     for path in current.parent.glob(f"{current.name}*"):

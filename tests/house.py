@@ -9,6 +9,7 @@ is a room of its own. A module on the top floor is one too.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -129,6 +130,17 @@ def shreds(package: Path = PACKAGE) -> list[Helper]:
             if private and node.end_lineno - node.lineno < SHRED and used[node.name] == 1:
                 found.append(Helper(path.relative_to(package).as_posix(), node.lineno, node.name))
     return found
+
+
+def unowned(package: Path = PACKAGE) -> list[str]:
+    """Where a log line names an agent otherwise than by `Agent.named_in_logs`, so perhaps without its owner."""
+    return [
+        f"{path.relative_to(package).as_posix()}:{node.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and re.match(r"(log\.\w+|failures_logged)$", ast.unparse(node.func))
+        if any(keyword.arg in ("agent", "owner") for keyword in node.keywords)
+    ]
 
 
 def main() -> None:

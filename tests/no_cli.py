@@ -44,7 +44,7 @@ class NoCli(Engine):
             await self.store.add_to_call(new.turn.id, request.call)
         turn = await self.store.turn(new.turn.id)
         assert turn is not None
-        live = self._deliveries.live(turn, name)
+        live = self._deliveries.live(turn, agent)
         replay(live)
         return live.attach(replayed=True)
 

@@ -164,10 +164,12 @@ def test_a_deleted_agents_name_takes_no_lines_of_others_along(settings: Settings
         logs.get().info("kept", owner="alice", agent=agent)
         logs.get().info("gone", owner="bob", agent=agent)
         logs.get().info("gone", agent=agent)  # of an earlier version
+        logs.get().info("kept", dir=agent)  # of the agent that has this directory
+        logs.get().info("gone", dir="dir")
         logs.get().info("kept", request_id=request_id)
         logs.get().info("gone", session_id="7d1ccf1e-66a7-4c3b-8f83-0f0c54ad3a11")
         logs.forget(settings, Agent(1, "bob", agent, "dir", True, None, 0.0), ["7d1ccf1e-66a7-4c3b-8f83-0f0c54ad3a11"])
-    assert [line["event"] for line in lines(settings)] == ["kept"] * 4
+    assert [line["event"] for line in lines(settings)] == ["kept"] * 6
 
 
 def test_a_long_value_is_cut(settings: Settings) -> None:

@@ -186,10 +186,10 @@ async def serve(
             if await engine.store.claim_finding("archive", socket.gethostname(), HOUR / 2):
                 before = time.time() - days * 24 * HOUR
                 for agent in await idle_agents(engine.store, before):
-                    with failures_logged("not_archived", owner=agent.owner, agent=agent.agent_id):
+                    with failures_logged("not_archived", **agent.named_in_logs):
                         outcome = await archiver.archive(agent, before)
                         if outcome.stays is not None:
-                            log.info("not_archived", owner=agent.owner, agent=agent.agent_id, why=outcome.stays)
+                            log.info("not_archived", **agent.named_in_logs, why=outcome.stays)
         await asyncio.sleep(HOUR)
 
 

@@ -255,6 +255,12 @@ class Agent:
     head: str | None
     created_at: float
 
+    @property
+    def named_in_logs(self) -> dict[str, str]:
+        """The fields that name it in a line of the log. Without the owner, the deletion of another's agent of the same
+        name would remove the line."""
+        return {"owner": self.owner, "agent": self.agent_id}
+
     def moves_head_to(self, turn: Turn) -> bool:
         """Whether the turn becomes the head once it is answered. A side call to an unnamed agent does not: the agent's
         clients send the history that they continue, so they do not need the head. Its first turn always does."""

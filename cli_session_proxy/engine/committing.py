@@ -156,9 +156,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, order: CommitOr
         summary = json.loads(await ask(path[-1], messages, SUMMARY))
     attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, order)
     written = await write(memory.repo, message, note=order.note, options=order.options, written=inside)
-    log.info(
-        "attempt_committed", owner=agent.owner, agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=written
-    )
+    log.info("attempt_committed", **agent.named_in_logs, fix_id=fix_id, attempt=attempt, commit=written)
     return Committed(agent.agent_id, fix_id, attempt, written, order.note is not None, message)
 
 

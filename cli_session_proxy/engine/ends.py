@@ -68,9 +68,8 @@ class Ends:
         """Queue the end of a failed turn; `tell` stores it. The agent's lease is not handed over before that."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning(
-            "turn_failed", owner=live.requested and live.requested.owner, agent=live.agent_id, turn_id=live.turn.id,
-            code=error.code, message=error.message,
-        )  # fmt: skip
+            "turn_failed", **live.agent.named_in_logs, turn_id=live.turn.id, code=error.code, message=error.message
+        )
         now = live.now()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self.waiting[live.turn.id] = _End(

@@ -490,7 +490,7 @@ class Engine:
     def _launch(
         self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, read: AtAcceptance | None = None
     ) -> Answer:
-        live = self._deliveries.live(turn, agent.agent_id)
+        live = self._deliveries.live(turn, agent)
         live.compose, live.composed = request.compose, request.composed
         release()  # the request only waits from now on: also for turns that have to read a long path first
         live.requested = Requested(
@@ -502,7 +502,7 @@ class Engine:
         answer = live.attach(timeout=request.timeout)
         if turn.limit_wait is not None:
             live.wait_for(turn.limit_wait)
-        live.task = self._tasks.own(self._run(live, agent, place, read))
+        live.task = self._tasks.own(self._run(live, place, read))
         return answer
 
     # --- turns that wait for the end of a limit
@@ -512,9 +512,9 @@ class Engine:
         Needs the agent's lease."""
         assert turn.limit_wait is not None
         place = self._lanes.take_before(agent.key, before)
-        live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
+        live = self._live[turn.id] = self._deliveries.live(turn, agent)
         live.wait_for(turn.limit_wait)
-        live.task = self._tasks.own(self._run(live, agent, place))
+        live.task = self._tasks.own(self._run(live, place))
         if (by := self._cancelled_elsewhere.get(turn.id)) is not None:
             live.cancel(by)
 
@@ -580,7 +580,7 @@ class Engine:
             if turn.status in ANSWERED:
                 if turn.status in ON_PATH and not await self._claims(turn_id):
                     return None
-                live = self._deliveries.live(turn, agent.agent_id)
+                live = self._deliveries.live(turn, agent)
                 replay(live)
                 return live.attach(replayed=True)
             if turn.status not in FINISHED:
@@ -624,12 +624,12 @@ class Engine:
             await self.passing.to_turn(turn)
         live = self._live.get(turn.id)
         if live is None or live.done:
-            live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
+            live = self._live[turn.id] = self._deliveries.live(turn, agent, elsewhere=True)
             live.compose = None if request is None else request.compose
-            live.task = self._tasks.own(self._follow(live, agent, run_again=request is not None))
+            live.task = self._tasks.own(self._follow(live, run_again=request is not None))
         return live.attach(replayed=True, timeout=None if request is None else request.timeout)
 
-    async def _follow(self, live: LiveTurn, agent: Agent, *, run_again: bool) -> None:
+    async def _follow(self, live: LiveTurn, *, run_again: bool) -> None:
         """Wait for a turn that another proxy on this store runs, and publish its answer here.
 
         With `run_again`, the turn is run here if that proxy has ended or does not respond, or has ended the turn
@@ -643,7 +643,7 @@ class Engine:
                 try:
                     async with TimeLimit(deadline, self._executor.too_long):
                         turn = await self._recovery.finished_elsewhere(
-                            live.turn.id, agent, self._ownership.hold, live.follow_stored
+                            live.turn.id, live.agent, self._ownership.hold, live.follow_stored
                         )
                     break
                 except TurnTimeout:
@@ -658,10 +658,10 @@ class Engine:
                     await self._claim(live)
                 replay(live)
             elif run_again and (error.get("code") == Interrupted.code or error.get("detail", {}).get("by") == "left"):
-                live.turn, place = await self._requeue(turn, agent)
+                live.turn, place = await self._requeue(turn, live.agent)
                 live.attempts = list(turn.attempts)
                 self._deliveries.now_runs_here(live)
-                await self._run(live, agent, place)
+                await self._run(live, place)
             else:
                 raise errors.from_dict(error)
         except asyncio.CancelledError:
@@ -808,7 +808,7 @@ class Engine:
 
     # --- the lane's turn
 
-    async def _run(self, live: LiveTurn, agent: Agent, place: LanePlace, read: AtAcceptance | None = None) -> None:
+    async def _run(self, live: LiveTurn, place: LanePlace, read: AtAcceptance | None = None) -> None:
         live.begun = True
         try:
             if live.cancelled_by is not None:  # before this task began to run
@@ -821,7 +821,7 @@ class Engine:
                             continue
                         await place.until_first()
                     try:
-                        if await self._try_run(live, agent, place, read):
+                        if await self._try_run(live, place, read):
                             break
                     except StoreUnavailable as exc:
                         # A turn that waits for a limit is tried again if the store is away just when the limit is
@@ -898,7 +898,7 @@ class Engine:
             return False
         return True
 
-    async def _try_run(self, live: LiveTurn, agent: Agent, place: LanePlace, read: AtAcceptance | None) -> bool:
+    async def _try_run(self, live: LiveTurn, place: LanePlace, read: AtAcceptance | None) -> bool:
         """Run the turn. False if it has to wait for a limit or for earlier turns; it then holds nothing but its place
         in the lane."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
@@ -913,7 +913,7 @@ class Engine:
                         read = None  # an answer that was stored, and is not kept, is off the path only now
                     live.now_doing("lease")
                     unused = None if read is None or read.state is None or read.state.others else read.unused
-                    lease = self._ownership.hold(agent, live.turn, at_acceptance=unused)
+                    lease = self._ownership.hold(live.agent, live.turn, at_acceptance=unused)
                     live.lease = await stack.enter_async_context(lease)
                     if not place.granted.done():  # earlier turns were taken over from another proxy
                         return False
@@ -924,7 +924,7 @@ class Engine:
                     if read is not None and not waited and self._ownership.not_used_since(read.unused):
                         state = read.state
                     if state is None:  # other proxies may have moved the head until a moment ago
-                        state = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)
+                        state = await self.store.agent_state(live.agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
             if state is None:  # the store has no such agent any more
@@ -935,7 +935,7 @@ class Engine:
                 """The ids of the lane's turns that will wait for the same limit; the turns are added to `wait_with_it`.
                 Not one whose prompt is composed when it runs: it still needs its client."""
                 for other in self._live.values():
-                    of_lane = other.turn.agent_key == agent.key and other is not live and not other.done
+                    of_lane = other.turn.agent_key == live.agent.key and other is not live and not other.done
                     has_prompt = other.compose is None or other.composed is not None
                     if of_lane and has_prompt and not other.elsewhere:
                         wait_with_it.append(other)
@@ -953,7 +953,7 @@ class Engine:
                     if not waiting.done:
                         waiting.wait_for(wait)
             elif self.passing is not None and self._ownership.holds(live.lease):
-                self._tasks.own(self.passing.register_use(agent, live.turn.session_id, live.lease))
+                self._tasks.own(self.passing.register_use(live.agent, live.turn.session_id, live.lease))
             return wait is None
 
     # --- data
@@ -1066,7 +1066,7 @@ class Engine:
         agent = await self.agent_named(owner, agent_id)
         ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
         if ended is not None:
-            log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
+            log.info("approval_answered", **agent.named_in_logs, approval=approval_id, outcome=ended.outcome)
             return ended
         for turn in await self.store.unfinished_of(agent.key):
             if turn.status == "running" and approval_id in {approval.id for approval in turn.evidence.approvals}:
@@ -1167,7 +1167,7 @@ class Engine:
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
         """Adopt the turns that a person added to the session after the head, if the last one is complete. A failure is
         only logged."""
-        with failures_logged("not_adopted", owner=agent.owner, agent=agent.agent_id):
+        with failures_logged("not_adopted", **agent.named_in_logs):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
             adoptable = None
@@ -1179,8 +1179,7 @@ class Engine:
                 adopted = await adopt(self.store, lease, adoptable, self.observers)
                 log.info(
                     "adopted",
-                    owner=agent.owner,
-                    agent=agent.agent_id,
+                    **agent.named_in_logs,
                     session_id=adoptable.session.id,
                     turn_id=adopted.id,
                 )

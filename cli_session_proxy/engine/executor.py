@@ -654,8 +654,7 @@ class Executor:
             if link.reason in REPAIR_REASONS:
                 log.info(
                     "repaired",
-                    owner=attempt.agent.owner,
-                    agent=attempt.agent.agent_id,
+                    **attempt.agent.named_in_logs,
                     turn_id=turn.id,
                     reason=link.reason,
                 )

@@ -78,7 +78,7 @@ class Forgetting:
     def delivered(self, live: LiveTurn) -> None:
         """The turn's answer arrived at a client. Delete its agent if it is not to be kept."""
         habit = self._of.pop(live, None)
-        if live.agent_id.startswith(f"{ONCE}_"):
+        if live.agent.agent_id.startswith(f"{ONCE}_"):
             self._tasks.own(self._forget(live.turn.agent_key, Expiry(once=ANY_AGE)))
         elif habit is not None and not habit.goes_on and live.turn.status == "completed":
             habit.answered.append(live.turn.agent_key)
@@ -115,7 +115,7 @@ class Forgetting:
             now - HOUR,
         )
         for agent in await self._store.expired_agents(expiry):
-            with failures_logged("not_expired", owner=agent.owner, agent=agent.agent_id):
+            with failures_logged("not_expired", **agent.named_in_logs):
                 if agent.named:
                     self.expires(agent)
                 if await self._delete(agent.owner, agent.agent_id, expiry):

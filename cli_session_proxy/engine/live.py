@@ -29,6 +29,7 @@ from ..domain.blocks import as_stream
 from ..domain.models import (
     JSON,
     NO_USAGE,
+    Agent,
     Block,
     BlockDelta,
     BlockStart,
@@ -164,7 +165,7 @@ class LiveTurn:
     def __init__(
         self,
         turn: Turn,
-        agent_id: str,
+        agent: Agent,
         *,
         grace: float,
         on_empty: Callable[[], object],
@@ -182,7 +183,7 @@ class LiveTurn:
         self.used = NO_USAGE
         self._tail = _Tail()
         self.asking: dict[str, PendingApproval] = {}  # by id
-        self.agent_id = agent_id
+        self.agent = agent  # as it was when the turn was accepted or found here
         self.cancelled_by: CancelledBy | None = None
         self.requested: Requested | None = None
         self.lease: Lease | None = None  # while it runs
@@ -467,7 +468,7 @@ class Answer:
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
         self._live = live
-        self.agent_id = live.agent_id
+        self.agent_id = live.agent.agent_id
         self.turn_id = live.turn.id
         self._timeout = timeout
         self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -579,7 +580,7 @@ def replay(live: LiveTurn) -> None:
     live.may_have_arrived = turn.delivery in ("pending", "uncertain")
     session = turn.session_id or "", turn.continuity or "started", turn.evidence.unmet, turn.evidence.header_notes
     reported_model = turn.reported_model if turn.backend else None
-    live.publish(Started(live.agent_id, turn.id, *session, turn.backend, reported_model))
+    live.publish(Started(live.agent.agent_id, turn.id, *session, turn.backend, reported_model))
     for event in answer_events(turn.output):
         live.publish(event)
     live.finish(turn)
@@ -642,7 +643,7 @@ class Deliveries:
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
         self.stopping = asyncio.Event()  # a write that fails from now on is not tried again
 
-    def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
+    def live(self, turn: Turn, agent: Agent, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `now_runs_here`."""
 
         def on_delivery(how: Handover) -> None:
@@ -660,7 +661,7 @@ class Deliveries:
 
         live = LiveTurn(
             turn,
-            agent_id,
+            agent,
             grace=self._grace,
             on_empty=lambda: self._tasks.own(self._give_up(live)),
             on_delivery=on_delivery,

@@ -107,7 +107,7 @@ class Mirroring:
             if session is None:
                 session = Session(key.session_id, agent.key, None, "", "", time.time())
             if session.agent_key != agent.key:
-                log.warning("session_not_taken_over", owner=agent.owner, agent=agent.agent_id, session_id=session.id)
+                log.warning("session_not_taken_over", **agent.named_in_logs, session_id=session.id)
                 return
             parent = now.parent
             if session.tip_turn_id is None:

@@ -418,9 +418,7 @@ class Ownership:
             held = self._held[agent.key] = _HeldLease(result.lease, agent, settled=result.taken_from is None)
             if result.taken_from is not None:
                 holder = result.taken_from
-                log.warning(
-                    "agent_taken_over", owner=agent.owner, agent=agent.agent_id, epoch=result.lease.epoch, former=holder
-                )
+                log.warning("agent_taken_over", **agent.named_in_logs, epoch=result.lease.epoch, former=holder)
         if not held.settled:
             await self._settle(agent, held.lease)
             held.settled = True
@@ -484,7 +482,7 @@ class Ownership:
             return
         async with self._locked(agent.key):
             # If this fails, the agent's next turn here compares the process with the path, and ends it.
-            with failures_logged("process_not_retired", owner=agent.owner, agent=agent.agent_id):
+            with failures_logged("process_not_retired", **agent.named_in_logs):
                 named = await self._store.agent(agent.owner, agent.agent_id)
                 if named is None or named.key == agent.key:
                     await self._retire(agent)
@@ -513,7 +511,7 @@ class Ownership:
         for agent_key, held in held_before.items():
             if renewed.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
-                log.warning("lease_lost", owner=held.agent.owner, agent=held.agent.agent_id, epoch=held.lease.epoch)
+                log.warning("lease_lost", **held.agent.named_in_logs, epoch=held.lease.epoch)
                 self._lease_lost(agent_key)
                 self._taken_over.append(held.agent)
         await self._instances.set_clock()  # last, so that a failure here does not hide a lost lease

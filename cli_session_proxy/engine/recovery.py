@@ -188,7 +188,7 @@ class Recovery:
                 raise
             except Exception:
                 failed += 1
-                log.exception("not_settled", owner=agent.owner, agent=agent.agent_id)
+                log.exception("not_settled", **agent.named_in_logs)
         await self._mark_uncertain()
         for instance in () if in_use or failed else {*dead, *silent}:
             await self._store.resign(instance)

@@ -69,5 +69,5 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
             remaining = len(path) - int(to[1:])
         head = path[remaining - 1] if remaining else None
         await store.rewind(lease, head)
-    log.info("rewound", owner=agent.owner, agent=agent.agent_id, was=now.head, head=head)
+    log.info("rewound", **agent.named_in_logs, was=now.head, head=head)
     return Rewound(agent.agent_id, now.head, head, len(path) - remaining)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from cli_session_proxy.domain.models import Agent, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
 from cli_session_proxy.engine.live import AT_ONCE, Answer, Handover, LiveTurn, replay
 from cli_session_proxy.errors import QueueFull, UpstreamError
 
 MANY = 10_000
+AGENT = Agent(1, "local", "a", "a", named=True, head=None, created_at=0.0)
 TURN = Turn(
     id="turn_1", seq=1, agent_key=1, parent_id=None, status="completed", model="m", input=(), created_at=0.0,
     output=(
@@ -32,7 +33,7 @@ class Fate:
         self.empty = asyncio.Event()
 
     def live(self, grace: float = 60.0) -> LiveTurn:
-        return LiveTurn(TURN, "a", grace=grace, on_empty=self.empty.set, on_delivery=self.deliveries.append)
+        return LiveTurn(TURN, AGENT, grace=grace, on_empty=self.empty.set, on_delivery=self.deliveries.append)
 
 
 async def all_of(answer: Answer) -> list[TurnEvent]:

@@ -96,7 +96,7 @@ class Logins:
                 try:
                     self._take_back(private)
                 except OSError as exc:  # tried again; before, this agent gets no other login
-                    log.warning("login_not_stored", agent=private.name, error=exc.strerror)
+                    log.warning("login_not_stored", dir=private.name, error=exc.strerror)
                 finally:
                     in_use.release()
             until, lasted = self._left_alone.get(private, (0.0, 0.0))
@@ -153,7 +153,7 @@ class Logins:
         assert original is not None
         assert copy is not None
         if own != original or not is_renewal(original, copy):
-            log.warning("login_not_taken_back", agent=private.name, renewed_elsewhere=own != original)
+            log.warning("login_not_taken_back", dir=private.name, renewed_elsewhere=own != original)
             return
         # The old login with the new tokens, written by us: the agent's own bytes may be JSON for Python and not for the
         # CLI (NaN, UTF-16), and would log the user out.
@@ -162,7 +162,7 @@ class Logins:
         renewed = json.dumps(login, separators=(",", ":")).encode()
         write_private(self._own, renewed)
         write_private(self._originals / private.name, renewed)
-        log.info("login_renewed", agent=private.name)
+        log.info("login_renewed", dir=private.name)
 
 
 def is_renewal(before: bytes, after: bytes) -> bool:
