@@ -10,11 +10,11 @@ import pytest
 from bench.trace import trace
 
 from .conftest import ROOT
-from .house import Import, circles, imports, room, shreds, size, top_floor, unowned
+from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 60_813
+LINES = 60_818
 FUNCTIONS = 3_696
 SHREDS = 44
 
@@ -62,10 +62,6 @@ def test_the_benchmark_imports_nothing_of_the_proxy() -> None:
 def test_few_short_helpers_are_used_once() -> None:
     found = shreds()
     assert len(found) <= SHREDS, "\n".join(map(str, found))
-
-
-def test_a_log_line_about_an_agent_names_its_owner() -> None:
-    assert not unowned()
 
 
 def test_the_package_does_not_grow_unnoticed() -> None:
@@ -140,14 +136,6 @@ def test_a_shred_is_short_private_and_used_once(tmp_path: Path) -> None:
         "_once(); _twice(); _twice(); public(); _long()\n"
     )
     assert [helper.name for helper in shreds(tmp_path)] == ["_once", "_method"]
-
-
-def test_a_log_line_that_names_an_agent_by_itself_is_found(tmp_path: Path) -> None:
-    (tmp_path / "m.py").write_text(
-        'log.info("a", **agent.named_in_logs)\nlog.info("b", agent=name)\n'
-        'failures_logged("c", owner=owner)\nnaming(agent=name)\n'
-    )
-    assert unowned(tmp_path) == ["m.py:2", "m.py:3"]
 
 
 def within(module: str, folder: str) -> bool:

@@ -53,9 +53,10 @@ class RedisRegistry(Registry):
 
     def __init__(self, url: str, secret: str, store: Registry) -> None:
         try:
-            # No retries of its own: the store is asked instead.
+            # No retries of its own: the store is asked instead. In RESP3 a server can send the client, with its
+            # password, to another host.
             self._redis = Redis.from_url(
-                url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)
+                url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0), protocol=2
             )
         except (ValueError, TypeError):  # without its message: it quotes parts of the URL, maybe a password
             raise ConfigError("registry: this is no URL of Redis: write redis://host:6379/0 or rediss://…") from None

@@ -8,11 +8,13 @@ import json
 import random
 import sqlite3
 import tempfile
+import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from cli_session_proxy.domain.forms import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.errors import ContextTooLong
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import reading, rows
 from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -157,3 +160,33 @@ async def test_images_count_where_they_are_put_back(tmp_path: Path, monkeypatch:
             with pytest.raises(ContextTooLong, match="rewind it"):
                 await read("t3")
         assert await store.ancestors("t3") == ["t0", "t1", "t2", "t3"]
+
+
+@pytest.mark.parametrize("first", ["the deletion", "the turn"])
+async def test_an_image_that_one_agent_shows_while_another_one_that_has_it_is_deleted(
+    first: str, postgres_url: str
+) -> None:
+    """Each waits for the other: one of them failed, although neither agent is the other's."""
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    steps = {
+        "the deletion": ["DELETE FROM image_refs", "DELETE FROM images"],
+        "the turn": ["INSERT INTO image_refs SELECT key, sha256 FROM agents, images WHERE agent_id = 'two'"],
+    }
+    waits = "SELECT 1 FROM pg_locks WHERE NOT granted"
+
+    def commit(other: psycopg.Connection) -> None:
+        with psycopg.connect(postgres_url, autocommit=True) as conn:
+            while not conn.execute(waits).fetchone():
+                time.sleep(0.01)  # another connection waits in the server
+        other.commit()
+
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        one, two = await an_agent(store, "one"), await an_agent(store, "two")
+        await accepted(store, _turn(one, block))
+        with psycopg.connect(postgres_url) as other:
+            for step in steps[first]:
+                other.execute(step)
+            act = store.delete_agent(one.key) if first == "the turn" else accepted(store, _turn(two, block, id="t2"))
+            await asyncio.gather(act, asyncio.to_thread(commit, other))
+            assert other.execute("SELECT count(*) FROM images").fetchone() == (1,)
+            assert other.execute("SELECT agent_key FROM image_refs").fetchall() == [(two.key,)]

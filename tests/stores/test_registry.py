@@ -154,6 +154,32 @@ async def test_what_no_redis_answers_fails_no_turn(answer: bytes) -> None:
         assert (one.state, rows.asked) == ("away", 1)
 
 
+async def test_no_redis_sends_the_client_with_its_password_to_another_host() -> None:
+    """A program that had Redis's port did, for as long as it liked."""
+    moved_to: list[bytes] = []
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            for command in data.split(b"*")[1:]:
+                moving = b">4\r\n$6\r\nMOVING\r\n:1\r\n:60\r\n$11\r\n127.0.0.2:1\r\n" if b"GETRANGE" in command else b""
+                writer.write(moving + (b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in command else b"+OK\r\n"))
+        writer.close()
+
+    async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        moved_to.append(await reader.read(4096))
+        writer.close()
+
+    async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with (
+            await asyncio.start_server(listens, "127.0.0.2", port),
+            registry(f"redis://:hidden-Passw0rd@127.0.0.1:{port}/0") as (one, _),
+        ):
+            for _ in range(2):
+                assert await one.find(AGENT) == THERE
+    assert moved_to == []
+
+
 async def test_an_entry_of_another_agent_of_this_name_is_not_believed(there: Redis) -> None:
     async with registry(there.url) as (one, _), registry(there.url, "the-key-of-another-one") as (other, _):
         await one.note(AGENT, HERE, None, 5)

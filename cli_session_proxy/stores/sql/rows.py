@@ -359,7 +359,9 @@ def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int
     """Store each image once, with a reference from the agent. Returns the size of the images new to this agent."""
     added = 0
     for shas in chunks(list(new)):
-        stored = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
+        # Locked: with the deletion of another agent it may go at this moment.
+        known = select(images.c.sha256).where(images.c.sha256.in_(shas)).with_for_update(read=True, key_share=True)
+        stored = set(conn.scalars(known))
         missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in stored]
         _INSERT_IMAGE.run_each(conn, missing)
         for sha in shas:

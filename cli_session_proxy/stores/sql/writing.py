@@ -128,11 +128,13 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
         conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))
     for table in (links, sessions, frames, items, conversations, mirrored, turns):
         conn.execute(table.delete().where(table.c.agent_key == key))
-    # Images to which no other agent refers are deleted, too. They come last: until then another agent may refer to one.
+    # Images to which no other agent refers are deleted, too. They come last, and are locked before it is looked: until
+    # then another agent may refer to one.
+    of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key)
+    conn.execute(select(images.c.sha256).where(images.c.sha256.in_(of_agent)).with_for_update())
     other = image_refs.alias()
     shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != key)
-    of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key, ~shared.exists())
-    unshared = list(conn.scalars(of_agent))
+    unshared = list(conn.scalars(of_agent.where(~shared.exists())))
     conn.execute(image_refs.delete().where(image_refs.c.agent_key == key))
     for part in rows.chunks(unshared):
         conn.execute(images.delete().where(images.c.sha256.in_(part)))
