@@ -32,7 +32,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires import answers
 from turnfault.provider.upstream import Upstream
 
-from . import limits
+from . import failing, limits
 from .forked import fork_server
 from .macos import FULLFSYNC, like_macos
 from .owned import owned_folder
@@ -271,6 +271,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except metadata.PackageNotFoundError:
         pytest.exit(f"run first: {sys.executable} -m pip install --no-deps -e {ROOT / 'benchmark'}", 4)
     config.pluginmanager.register(limits)
+    config.pluginmanager.register(failing)
     # Some machines forbid it to all programs: then each process of a run compiles the tests and the package anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

@@ -1,4 +1,4 @@
-"""A test whose time is up fails, and has put away what it started before the next one begins."""
+"""A test whose time is up fails, and what a failed test had is put away before the next one begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = """
-import asyncio, subprocess, sys, time
+import asyncio, gc, subprocess, sys, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 import pytest
@@ -75,10 +75,18 @@ def ends_late():
 @pytest.mark.timeout(1)
 def test_that_fails_and_hangs_behind_that(ends_late):
     assert False
+
+async def test_that_fails_with_a_connection_open():
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
+        left = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert False
+
+def test_behind_it():
+    gc.collect()
 """
 
 
-def test_a_test_that_takes_too_long_is_ended_and_puts_away_what_it_started(tmp_path: Path) -> None:
+def test_a_test_that_takes_too_long_or_fails_is_put_away_with_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(TESTS)
     command = [
         sys.executable,
@@ -88,10 +96,14 @@ def test_a_test_that_takes_too_long_is_ended_and_puts_away_what_it_started(tmp_p
         "-p",
         "tests.limits",
         "-p",
+        "tests.failing",
+        "-W",
+        "error",
+        "-p",
         "no:cacheprovider",
         "--asyncio-mode=auto",
     ]
     command += ["-o", "asyncio_default_fixture_loop_scope=function", "--rootdir", str(tmp_path), "test_slow.py"]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines()[-1].startswith("4 failed, 4 passed, 1 error"), done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("5 failed, 5 passed, 1 error"), done.stdout + done.stderr

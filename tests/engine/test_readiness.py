@@ -18,7 +18,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy.tasks import Tasks
 
-from ..until import until
+from ..until import PATIENCE, until
 
 
 class Probed:
@@ -79,9 +79,10 @@ async def test_a_store_that_does_not_answer_is_not_waited_for_nor_asked_again_be
     store: Probed, asked: Readiness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "KEPT", 0.0)
-    monkeypatch.setattr(readiness, "PATIENCE", 0.01)
     store.held = asyncio.Event()
-    assert [await asked.state() for _ in range(3)] == ["store_unavailable"] * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(readiness, "PATIENCE", 0.01)
+        assert [await asked.state() for _ in range(3)] == ["store_unavailable"] * 3
     assert store.probes == 1
     store.held.set()
     assert await asked.state() == "ready"
@@ -92,7 +93,7 @@ async def test_a_store_that_cannot_be_written_any_more_is_not_ready(
 ) -> None:
     """The real one, whose file is locked by another program."""
     monkeypatch.setattr(readiness, "KEPT", 0.0)
-    monkeypatch.setattr(readiness, "PATIENCE", 0.2)
+    monkeypatch.setattr(readiness, "PATIENCE", PATIENCE)
     settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
     engine = Engine(settings)
     await engine.start()
@@ -100,7 +101,9 @@ async def test_a_store_that_cannot_be_written_any_more_is_not_ready(
         assert await engine.state() == "ready"
         other: Any = sqlite3.connect(settings.var / "chains.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        assert await engine.state() == "store_unavailable"
+        with monkeypatch.context() as patch:
+            patch.setattr(readiness, "PATIENCE", 0.2)
+            assert await engine.state() == "store_unavailable"
         other.execute("ROLLBACK")
         other.close()
 

@@ -175,19 +175,20 @@ def test_what_was_held_is_given_back_however_a_request_ends(tmp_path: Path) -> N
 
 async def test_a_connection_that_waits_for_nothing_gives_way_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MOST", 3)
-    never = asyncio.Event()
+    never, busy = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
         if scope["path"] == "/slow":
+            busy.set()
             await never.wait()
         await answer(send)
 
     async with listening(app) as port:
         slow, first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         slow[1].write(ASK.replace(b"POST /", b"POST /slow"))
-        for _, writer in (first, second):  # the first is idle for longer from here on
+        await asyncio.wait_for(busy.wait(), SOON)
+        for reader, writer in (first, second):  # the first is idle for longer from here on
             writer.write(ASK)
-        for reader, _ in (first, second):
             assert b"200" in await asyncio.wait_for(reader.readline(), SOON)
             await reader.readuntil(b"hello")
         newcomer = await asyncio.open_connection("127.0.0.1", port)
