@@ -55,12 +55,27 @@ def slowly(conn: Connection, names: Sequence[str]) -> None:
         conn.exec_driver_sql("SELECT pg_sleep(0.1)")
 
 
-def noted_slowly(conn: Connection, names: Sequence[str]) -> None:
-    """As a turn's own statements."""
+def held_up(conn: Connection) -> None:
+    """While somebody else holds the lock."""
+    note(conn, "a")
+    conn.exec_driver_sql("SELECT pg_advisory_xact_lock(7)")
+    note(conn, "b")
+
+
+def held_up_together(conn: Connection) -> None:
+    """The same as a turn's own statements."""
     driver: Any = conn.connection.dbapi_connection
-    for name in names:
-        driver.execute("INSERT INTO meta (name, value) VALUES (%(name)s, 'noted')", {"name": name})
-        driver.execute("SELECT pg_sleep(0.1)").fetchone()
+    driver.execute("INSERT INTO meta (name, value) VALUES ('a', 'noted')")
+    driver.execute("SELECT pg_advisory_xact_lock(7)").fetchone()
+    driver.execute("INSERT INTO meta (name, value) VALUES ('b', 'noted')")
+
+
+async def until_held_up(store: PostgresqlStore) -> None:
+    async def is_held_up() -> bool:
+        waits = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
+        return await store.database.read(lambda conn: conn.scalar(waits) is not None)
+
+    await until(is_held_up)
 
 
 async def noted(store: PostgresqlStore) -> set[str]:
@@ -100,19 +115,10 @@ def test_turns_of_many_agents_at_once(postgres_url: str, loop: str) -> None:
 
 
 async def test_a_cancelled_callers_transaction_ends_whole(store: PostgresqlStore) -> None:
-    def held_up(conn: Connection) -> None:
-        note(conn, "a")
-        conn.exec_driver_sql("SELECT pg_advisory_xact_lock(7)")
-        note(conn, "b")
-
-    async def is_held_up() -> bool:
-        waits = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
-        return await store.database.read(lambda conn: conn.scalar(waits) is not None)
-
     with store.database.connection() as other:
         other.exec_driver_sql("SELECT pg_advisory_lock(7)")
         write = asyncio.create_task(store.database.write(held_up, quick=True))
-        await until(is_held_up)
+        await until_held_up(store)
         write.cancel()
         with pytest.raises(asyncio.CancelledError):
             await write
@@ -137,7 +143,7 @@ async def test_closing_waits_for_what_runs_and_for_what_waits(store: PostgresqlS
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("work", [slowly, noted_slowly], ids=["by a cursor", "together"])
+@pytest.mark.parametrize("work", [held_up, held_up_together], ids=["by a cursor", "together"])
 @pytest.mark.sample(2)
 def test_a_loop_that_ends_without_closing_the_store_leaves_nothing_half_done(
     postgres_url: str, loop: str, work: Callable[..., None]
@@ -145,14 +151,15 @@ def test_a_loop_that_ends_without_closing_the_store_leaves_nothing_half_done(
     async def leave() -> None:
         store = PostgresqlStore(postgres_url)
         await store.open()
-        write = asyncio.create_task(store.database.write(partial(work, names="ab"), quick=True))
-        await asyncio.sleep(0.05)
+        write = asyncio.create_task(store.database.write(work, quick=True))
+        await until_held_up(store)
         write.cancel()
 
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(leave())
-    gc.collect()
-    with psycopg.connect(postgres_url) as conn:
+    with psycopg.connect(postgres_url, autocommit=True) as conn:
+        conn.execute("SELECT pg_advisory_lock(7)")
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(leave())
+        gc.collect()
         assert conn.execute("SELECT name FROM meta WHERE value = 'noted'").fetchall() == []
 
 
