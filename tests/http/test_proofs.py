@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,10 @@ class Stranger:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with suppress(OSError, asyncio.IncompleteReadError):
+        with suppress(OSError, asyncio.IncompleteReadError), closing(writer):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.told += head
                 writer.write(await self.answer(head))
-        writer.close()
 
 
 async def _fine(_head: bytes) -> bytes:
@@ -259,14 +258,13 @@ async def test_who_has_the_port_of_a_proxy_that_was_just_heard_holds_no_turn_up(
     told: list[bytes] = []
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
+        with suppress(OSError, asyncio.IncompleteReadError), closing(writer):
             told.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(b"HTTP/1.1 200 OK\r\n")
             while not reader.at_eof():
                 writer.write(says)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(reader.read(1), 0.1)
-        writer.close()
 
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (two, one):
         assert said(await two.chat("one")) == "You said: one (1)"

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -77,9 +77,9 @@ async def test_a_program_on_the_port_of_a_killed_proxy_is_sent_no_key(tmp_path: 
     heard: list[bytes] = []
 
     async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\nx-serve-proof: 0\r\n\r\n{"status":"ok"}')
-        writer.close()
+        with closing(writer):
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\nx-serve-proof: 0\r\n\r\n{"status":"ok"}')
 
     async with await asyncio.start_server(taken, "127.0.0.1", int(where.url.rpartition(":")[2])):
         assert served_at(var) == where

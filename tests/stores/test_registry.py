@@ -7,7 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,11 +140,10 @@ async def test_what_no_redis_answers_fails_no_turn(answer: bytes) -> None:
     """A program that had Redis's port made every turn of every agent a 500."""
 
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        with suppress(OSError), closing(writer):
             while await reader.read(4096):
                 writer.write(answer)
                 await writer.drain()
-        writer.close()
 
     async with await asyncio.start_server(answers, "127.0.0.1", 0) as other:
         async with registry(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}/0") as (one, rows):
@@ -159,15 +158,15 @@ async def test_no_redis_sends_the_client_with_its_password_to_another_host() -> 
     moved_to: list[bytes] = []
 
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(4096):
-            for command in data.split(b"*")[1:]:
-                moving = b">4\r\n$6\r\nMOVING\r\n:1\r\n:60\r\n$11\r\n127.0.0.2:1\r\n" if b"GETRANGE" in command else b""
-                writer.write(moving + (b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in command else b"+OK\r\n"))
-        writer.close()
+        with closing(writer):
+            while data := await reader.read(4096):
+                for command in data.split(b"*")[1:]:
+                    moving = b">4\r\n$6\r\nMOVING\r\n:1\r\n:60\r\n$11\r\n127.0.0.2:1\r\n" * (b"GETRANGE" in command)
+                    writer.write(moving + (b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in command else b"+OK\r\n"))
 
     async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        moved_to.append(await reader.read(4096))
-        writer.close()
+        with closing(writer):
+            moved_to.append(await reader.read(4096))
 
     async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -234,14 +233,14 @@ async def test_a_redis_that_vanishes_is_gone_on_without_and_comes_back(
     there: Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("cli_session_proxy.stores.redis.PAUSE", 0.05)
-    if how == "is paused":
-        monkeypatch.setattr(redis_registry, "PATIENCE", 0.5)
     async with registry(there.url) as (one, rows):
         await one.note(AGENT, HERE, None, 5)
         there.stop() if how == "is killed" else there.pause()
-        for _ in range(5):
-            assert await one.find(AGENT) == THERE
-            await one.note(AGENT, HERE, None, 5)
+        with monkeypatch.context() as while_it_is_away:
+            while_it_is_away.setattr(redis_registry, "PATIENCE", 0.5)
+            for _ in range(5):
+                assert await one.find(AGENT) == THERE
+                await one.note(AGENT, HERE, None, 5)
         assert (one.state, rows.asked) == ("away", 5)
         there.start() if how == "is killed" else there.resume()
 
