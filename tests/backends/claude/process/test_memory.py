@@ -95,6 +95,7 @@ async def test_a_measurement_that_does_not_end_holds_up_nothing(monkeypatch: pyt
     scales = Memory(1000 * MB)
     for _ in range(3):
         await scales.weigh({1})
+    await until(lambda: bool(asked))
     assert (asked, scales.measured(1)) == ([1], 0)
     answers.set()
 

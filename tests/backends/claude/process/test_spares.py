@@ -165,7 +165,6 @@ async def test_none_is_started_where_there_is_no_room(settings: Settings, new: N
 async def test_of_many_idle_ones_the_longest_unused_gives_its_place(
     settings: Settings, new: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "STALE", 0.5)
     async with pooled(settings, tmp_path, max_processes=4) as pool:
         processes = [(await pool.checkout(await new(resume=True)))[0] for _ in range(3)]
         processes.append((await pool.checkout(await new()))[0])
@@ -173,6 +172,7 @@ async def test_of_many_idle_ones_the_longest_unused_gives_its_place(
             await ask(process)
             await pool.checkin(process)
         assert pool.counts()[:3] == (0, 4, 0)  # not at once: their agents may come back
+        monkeypatch.setattr(pools, "STALE", 0.5)
         await spare(pool)
         assert pool.counts()[:3] == (0, 3, 1)
         assert is_gone(processes[0].pid)
