@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -94,10 +94,11 @@ class Sandboxes:
             raise SandboxError(f"{agent_dir!r} is not an agent's directory name: it is made by directory_name()")
         return self._prefix / agent_dir
 
-    def prepare(self, agent_dir: str) -> Path:
+    def prepare(self, agent_dir: str, check: Callable[[Path], None] | None = None) -> Path:
         """Create the sandbox, its links and the agent's TMPDIR, if they are missing. Returns the sandbox's path.
 
-        Safe to call again and by several processes.
+        `check` is called with that path; if it fails, the sandbox is not `prepared`. Safe to call again and by several
+        processes.
         """
         path, tmpdir = self.path(agent_dir), self.tmpdir(agent_dir)
         for directory in (path, tmpdir):
@@ -106,6 +107,8 @@ class Sandboxes:
             restore_access(directory)
         for name, target in self._links.items():
             _link(path, name, target)
+        if check is not None:
+            check(path)
         self._prepared[agent_dir] = path, tmpdir
         return path
 

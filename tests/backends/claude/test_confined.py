@@ -27,12 +27,14 @@ from pydantic import SecretStr
 from cli_session_proxy.backends.claude.process import confine, environment
 from cli_session_proxy.backends.claude.process import login as logins
 from cli_session_proxy.backends.claude.process.memory import size, weigh
+from cli_session_proxy.backends.claude.transcript import Projects
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ClaudeUnavailable, ConfigError, ProxyError, SandboxError
 from cli_session_proxy.http.keys import make_key
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
+from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 from turnfault.provider.script import Fail, ToolUse
@@ -40,6 +42,7 @@ from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings, required
 from ...files import opened_files
+from ...outputs import output_of
 from ...talking import ask, heard, running, text
 from ...until import PATIENCE, until
 from .process.helpers import free_descriptors
@@ -476,7 +479,7 @@ async def test_a_confined_shell_cannot_plant_settings_for_the_users_own_cli(shel
         said = await shells.run(engine, "confined", f"echo '{{}}' > {config}/settings.json && echo planted")
         assert "planted" in said
     assert not (config / "settings.json").exists()
-    assert [path.name for path in config.iterdir()] == ["projects"]
+    assert {path.name for path in config.iterdir()} == {"projects", "cli-session-proxy"}  # the second is ours
 
 
 async def test_a_confined_agent_remembers_warm_resumed_and_rebuilt(shells: Shells) -> None:
@@ -635,3 +638,76 @@ async def test_agents_whose_directories_lie_in_a_git_repository_are_not_shown_ea
         await ask(engine, "hello", agent="one")
         await ask(engine, "hello", agent="two", profile="free")
     assert "marmalade" not in json.dumps([seen.body for seen in shells.upstream.requests])
+
+
+async def test_agents_whose_directories_lie_in_a_git_repository_are_not_shown_what_others_commit(
+    shells: Shells, tmp_path: Path
+) -> None:
+    """A CLI shows its model the newest commits and changed files. 1.0.120 does so without tools, too."""
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty"
+    await output_of("sh", "-c", f"git init -q; {commit} -m first", cwd=tmp_path, env=dict(os.environ))
+    async with running(shells.settings) as engine:
+        said = await shells.run(engine, "free", f"touch plums; git add -f plums && {commit} -m marmalade")
+        assert "not a git repository" in said
+        await ask(engine, "hello", agent="other", profile="free")
+        shown = json.dumps(shells.upstream.requests[-1].body)
+        assert "marmalade" not in shown
+        assert "own" in await shells.run(engine, "free", f"git init -q; {commit} -m own; git log --format=%s")
+
+
+async def test_a_cli_does_not_speak_in_the_conversation_of_another(shells: Shells) -> None:
+    """CLI 2.1 lists the others of its user to its model, and takes their messages as prompts."""
+    profiles = {"all": Profile(tools=("default",), permission_mode="bypassPermissions"), "none": Profile()}
+    settings, upstream = shells.settings.model_copy(update={"profiles": profiles}), shells.upstream
+    config = settings.claude_config_dir or Path()
+    async with running(settings) as engine:
+        await ask(engine, "hello", agent="jam", owner="somebody")
+        register = [json.loads(one.read_text()) for one in (config / "sessions").glob("*.json")]
+        [name] = [one.get("name", "nobody") for one in register if "jam~" in one["cwd"]]
+        upstream.when("who is there", ToolUse([("ListAgents", {})]))
+        assert "jam" not in text(await ask(engine, "who is there", agent="one", profile="all"))
+        message = {"to": name, "summary": "plums", "message": "marmalade"}
+        upstream.when("speak", ToolUse([("SendMessage", message)]))
+        assert "marmalade" not in text(await ask(engine, "speak", agent="one", profile="all"))
+        await ask(engine, "again", agent="jam", owner="somebody")
+        assert heard(upstream) == ["hello", "again"]
+
+
+async def test_agents_whose_sessions_the_cli_would_keep_in_one_folder_do_not_share_it(
+    shells: Shells, tmp_path: Path
+) -> None:
+    first, second = (shells.settings.model_copy(update={"var": tmp_path / name}) for name in ("x.y", "x-y"))
+    async with running(first) as engine:
+        await ask(engine, "marmalade", agent="ada")
+    async with running(second) as engine:
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="with those of another agent"):
+                await ask(engine, "hello", agent="ada", profile="confined")
+        await engine.delete("local", "ada")
+    [folder] = ((shells.settings.claude_config_dir or Path()) / "projects").iterdir()
+    assert [*folder.glob("*.jsonl")] != []
+
+
+def test_a_folder_of_the_clis_sessions_is_one_agents_until_its_directory_is_gone(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """For the CLI `x.y` and `x-y` are one name, and of long paths it takes 32 bits of a hash."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    for one, other in (("x.y/a", "x-y/a"), (f"{deep}/xc0", f"{deep}/xan")):
+        settings = make_settings()
+        projects = Projects(settings, Sandboxes(settings), tmp_path / "config")
+        first, second = tmp_path / one, tmp_path / other
+        for folder in (first, second):
+            folder.mkdir(parents=True)
+        for _ in range(2):
+            projects.own(first)
+            with pytest.raises(SandboxError, match="with those of another agent"):
+                projects.own(second)
+        projects.disown(second)
+        assert projects.is_others_own(second)
+        first.rmdir()
+        projects.own(second)
+        projects.disown(second)
+        first.mkdir()
+        projects.own(first)
+    assert projects.folder(first) == projects.folder(second)

@@ -20,9 +20,13 @@ from pathlib import Path
 from .... import redact
 from ....errors import ClaudeNotLoggedIn
 from ....machine import absolute
+from ....sandbox import Sandboxes
 from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Profile, Settings
 
 TMPDIR = "TMPDIR"
+# Folders in which git looks for no repository. An agent's git must not take the one that `var` may lie in: CLIs show
+# its newest commits and changed files to every model.
+CEILINGS = "GIT_CEILING_DIRECTORIES"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
 # Names the Keychain's entry on macOS instead of CLAUDE_CONFIG_DIR; elsewhere the folder of the login's file.
 LOGIN_DIR = "CLAUDE_SECURESTORAGE_CONFIG_DIR"
@@ -136,6 +140,8 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         # Off (on by default since 2.1.295): a fork of the conversation reports in no turn of ours.
         "CLAUDE_CODE_FORK_SUBAGENT": "0",
+        # Off: a CLI lists all others of this user to its model, which can speak in their conversations (2.1.332).
+        "CLAUDE_CODE_HARBOR_KITE": "0",
         # A CLI that cannot start gives the reason in a result, instead of only ending (2.1.274).
         "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
         "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
@@ -146,7 +152,10 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     }
     if settings.on_context_full == "error":
         ours |= NO_COMPACTION
-    return TOOL_DEFAULTS | _with_config_dir(inherited(settings), config_dir) | ours
+    env = TOOL_DEFAULTS | _with_config_dir(inherited(settings), config_dir) | ours
+    agents = Sandboxes(settings).prefix
+    ceilings = [env.get(CEILINGS), str(agents.parent), str(agents)]
+    return env | {CEILINGS: os.pathsep.join(filter(None, ceilings))}
 
 
 def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:

@@ -131,7 +131,7 @@ class Sessions:
             had_sandbox = parent is not None and parent.session_id is not None and not parent.evidence.shared
             sandbox_was_lost = had_sandbox and not self._sandboxes.has(agent.dir)
             cwd = self._sandboxes.path(agent.dir)
-            await in_thread_at(cwd, self._sandboxes.prepare, agent.dir)
+            await in_thread_at(cwd, self._sandboxes.prepare, agent.dir, self._projects.own)
             directories = cwd, self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = directories
         env = environment.of_profile(self._env, profile) | {environment.TMPDIR: str(tmpdir)}
@@ -725,10 +725,12 @@ class Sessions:
         # write its transcripts, may have other agents' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
-            if folder == own or not await in_thread_at(folder, self._projects.is_others, folder, cwd):
+            args = (self._projects.is_others_own, cwd) if folder == own else (self._projects.is_others, folder, cwd)
+            if not await in_thread_at(folder, *args):
                 whole = confined and folder == own
                 await in_thread_at(folder, partial(files.remove_project, folder, whole=whole))
         self._projects.forget(cwd)
+        await in_thread_at(cwd, self._projects.disown, cwd)
 
     def not_found(self, agent: Agent) -> None:
         """A CLI did not find a session of this agent: forget where an earlier CLI was found to write transcripts."""

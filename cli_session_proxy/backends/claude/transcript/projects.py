@@ -8,12 +8,14 @@ path: if `var` is moved, the rule is used again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 from pathlib import Path
 
+from ....errors import SandboxError
 from ....sandbox import Sandboxes, make_private
 from ....settings import Settings
 from .files import MEMORY, find_elsewhere, in_folder
@@ -21,6 +23,8 @@ from .files import MEMORY, find_elsewhere, in_folder
 # UTF-16 units of a name; a longer one is cut, and a hash of the directory is appended.
 LONGEST = 200
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# The folder of the CLI's directory with the owners: for each folder of sessions a link to the agent's directory.
+OWNERS = "cli-session-proxy"
 # Seconds before its start at which a turn's file may be written: file systems have coarse clocks.
 COARSE = 2.0
 
@@ -67,6 +71,47 @@ class Projects:
         except OSError:
             return guess
         return recorded if recorded.parent == self.root else guess
+
+    def own(self, cwd: Path) -> None:
+        """Note that the CLI's folder of this directory is this agent's. Raises `SandboxError` if it is another's.
+
+        The CLI has one folder for directories such as `a.b` and `a-b`, and for long ones whose hashes are equal. One
+        agent would be shown the notes of the other and, if it is confined, could read its transcripts.
+        """
+        note = self._owner_note(cwd)
+        if self._owner(cwd) == os.path.realpath(cwd):
+            return
+        make_private(note.parent)
+        try:
+            with open(note.parent / ".lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # else two could replace the note of one that is gone
+                if self.is_others_own(cwd):
+                    raise SandboxError(
+                        f"the CLI would keep the sessions of {cwd} with those of another agent ({note} leads to its "
+                        "directory), and show each the other's notes: set another claude_config_dir or `var`"
+                    )
+                note.unlink(missing_ok=True)
+                note.symlink_to(os.path.realpath(cwd))
+        except OSError as exc:
+            raise SandboxError(f"cannot write {note}: {exc.strerror}; is the disk writable and not full?") from exc
+
+    def is_others_own(self, cwd: Path) -> bool:
+        """Whether the CLI's folder of this directory is that of another agent, whose directory exists."""
+        owner = self._owner(cwd)
+        return owner is not None and owner != os.path.realpath(cwd) and os.path.lexists(owner)
+
+    def disown(self, cwd: Path) -> None:
+        """Remove the note of `own`."""
+        if self._owner(cwd) == os.path.realpath(cwd):
+            self._owner_note(cwd).unlink(missing_ok=True)
+
+    def _owner(self, cwd: Path) -> str | None:
+        with contextlib.suppress(OSError):
+            return os.readlink(self._owner_note(cwd))
+        return None
+
+    def _owner_note(self, cwd: Path) -> Path:
+        return self.config_dir / OWNERS / project_dir(self.config_dir, cwd).name
 
     def path(self, cwd: Path, session_id: str) -> Path:
         """The session's transcript. Raises `SandboxError` for what is no session id."""

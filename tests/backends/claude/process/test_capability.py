@@ -311,9 +311,12 @@ def test_only_flags_that_the_cli_knows_are_used() -> None:
     assert {part.split("=")[0] for part in argv if part.startswith("-")} == known
 
 
-def test_no_cli_compacts_or_deletes_between_turns() -> None:
+def test_no_cli_compacts_or_deletes_between_turns_or_hears_another() -> None:
     given = next(part for part in launch(able("--settings")).argv() if part.startswith("--settings="))
-    told = {"cleanupPeriodDays": 36500, "idleCompaction": False, "autoMemoryEnabled": False}
+    told = {
+        "cleanupPeriodDays": 36500, "idleCompaction": False, "crossSessionInbound": "refuse",
+        "autoMemoryEnabled": False,
+    }  # fmt: skip
     assert json.loads(given.partition("=")[2]) == told
 
 
