@@ -514,6 +514,11 @@ class Ownership:
                 log.warning("lease_lost", **held.agent.named_in_logs, epoch=held.lease.epoch)
                 self._lease_lost(agent_key)
                 self._taken_over.append(held.agent)
+        for agent_key, lease in renewed.items():
+            if agent_key not in self._held and not self._users[agent_key]:
+                # Its grant was not heard of: the turn was cancelled meanwhile, or the store is an older copy of itself.
+                async with self._locked(agent_key):
+                    await self._store.release(lease)
         await self._instances.set_clock()  # last, so that a failure here does not hide a lost lease
 
 

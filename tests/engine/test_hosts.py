@@ -512,6 +512,28 @@ async def test_a_turn_whose_end_the_store_has_forgotten_keeps_nobody_waiting(
         assert await path(two) == ["one", "three", "two"]
 
 
+async def test_a_lease_whose_turn_was_cancelled_while_it_was_granted_keeps_nobody_waiting(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other host responds, so nobody took it from there, until a turn of this agent ran there."""
+    async with hosts(postgres_url, tmp_path, lease=1.0) as (one, two):
+        acquire, granted = two.store.acquire, asyncio.Event()
+
+        async def unheard(*given: Any, **named: Any) -> Any:
+            await acquire(*given, **named)
+            granted.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(two.store, "acquire", unheard)
+        answer = await two.engine.submit(request("one"))
+        await granted.wait()
+        answer.leave()
+        with pytest.raises(ProxyError):
+            await answer.turn()
+        async with asyncio.timeout(60):
+            assert text(await ask(one.engine, "two")) == "You said: two (1)"
+
+
 async def test_a_row_of_a_proxy_that_is_named_as_a_path_removes_nothing_there(
     postgres_url: str, tmp_path: Path
 ) -> None:
