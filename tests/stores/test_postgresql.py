@@ -26,7 +26,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from cli_session_proxy.domain.models import Message, Record, Turn
-from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, ProxyError, StoreUnavailable
+from cli_session_proxy.errors import ConfigError, InvalidRequest, LeaseLost, NotFound, ProxyError, StoreUnavailable
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import place_of, store_for
 from cli_session_proxy.stores.base import NewChain, Proxy, WholeTurn
@@ -363,6 +363,30 @@ async def test_a_migration_is_made_once_or_not_at_all(postgres_url: str) -> None
     assert made == 2
     with pytest.raises(StoreUnavailable, match="upgrade cli-session-proxy"):
         await PostgresqlStore(postgres_url).open()
+
+
+async def test_a_proxy_that_was_paused_while_another_program_migrated_writes_no_more(
+    postgres_url: str,
+) -> None:
+    """Its lease had expired, so it did not count as one that is on the store."""
+    clock = HandClock(postgres_url)
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        agent = await an_agent(store)
+        await store.renew(HOLDER)
+        turn = await accepted(store, a_turn(agent, "t1", instance=HOLDER.id))
+        await store.begin(**a_begin(turn))
+        step = Migration("more", lambda _: None, to=newest() + 1, exclusive=True)
+        newer = PostgresqlStore(postgres_url, migrations=(*MIGRATIONS, step))
+        with pytest.raises(StoreUnavailable, match="stop every proxy"):
+            await newer.open()
+        await clock.advance(HOLDER.lease + 1)
+        await newer.open()
+        await newer.close()
+        with pytest.raises(LeaseLost):
+            await store.commit(**a_commit(turn, agent))
+        for heartbeat in (store.renew(HOLDER), store.acquire(agent.key, HOLDER)):
+            with pytest.raises(StoreUnavailable, match="upgrade cli-session-proxy"):
+                await heartbeat
 
 
 async def test_a_database_of_another_program_is_left_alone(postgres_url: str) -> None:

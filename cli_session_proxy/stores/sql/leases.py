@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Double, Integer, Text, bindparam, func, liter
 
 from ...domain.models import CancelledBy
 from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
-from . import rows
+from . import migrations, rows
 from .damaged import reads, undamaged
 from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
@@ -74,6 +74,7 @@ def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
     `at_least` of that time is left. If more than all of it is left, the clock went back: then it is not skipped."""
     left = _LEFT.one(conn, {"of_proxy": proxy.id})
     if left is None:
+        migrations.refuse_newer(conn)
         _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease, "address": proxy.address})
     elif not at_least * proxy.lease < left.seconds <= proxy.lease:
         _BEAT.run(conn, {"of_proxy": proxy.id, "lease": proxy.lease})

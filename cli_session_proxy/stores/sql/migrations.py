@@ -37,6 +37,8 @@ from .tables import (
     turns,
 )
 
+_SCHEMA_VERSION = select(meta.c.value).where(meta.c.name == "schema_version")
+
 # Yields (rows done, rows in all).
 Step = Iterator[tuple[int, int]]
 
@@ -179,11 +181,7 @@ def prepare(
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "schema_version", "value": str(known)})
     elif version > known:
-        raise StoreUnavailable(
-            f"the store {database.name} has schema version {version}, this program knows up to {known}: "
-            "upgrade cli-session-proxy, or choose another --var",
-            detail={"found": version, "known": known},
-        )
+        raise _newer(f"the store {database.name}", version, known)
     else:  # refuse a store that was moved away, and one into which a move is not complete
         for name, value in conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all():
             if name == MOVED_TO:
@@ -199,6 +197,22 @@ def prepare(
     conn.execute(meta.update().where(false()).values(value=""))
 
 
+def refuse_newer(conn: Connection) -> None:
+    """For a proxy that the store does not know (any more). Raises `StoreUnavailable` if a newer program has migrated
+    the schema meanwhile: this proxy was paused, and did not count as one that is on the store."""
+    version = int(conn.scalar(_SCHEMA_VERSION) or 0)
+    if version > newest():
+        raise _newer("the store", version, newest())
+
+
+def _newer(store: str, version: int, known: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{store} has schema version {version}, this program knows up to {known}: upgrade cli-session-proxy, or choose "
+        "another --var",
+        detail={"found": version, "known": known},
+    )
+
+
 def moved(name: str, place: str) -> StoreUnavailable:
     """The error for a moved store; a proxy that still uses the old one gets it at a write."""
     return StoreUnavailable(
@@ -209,7 +223,8 @@ def moved(name: str, place: str) -> StoreUnavailable:
 
 
 def _migrate(conn: Connection, database: Database, version: int, steps: Sequence[Migration], tell: ReportStep) -> None:
-    others = _others(conn, database) if any(step.exclusive for step in steps) else []
+    is_exclusive = any(step.exclusive for step in steps)
+    others = _others(conn, database) if is_exclusive else []
     if others:
         raise StoreUnavailable(
             f"the store {database.name} has to be brought from schema version {version} to {newest(steps)}, and "
@@ -221,6 +236,11 @@ def _migrate(conn: Connection, database: Database, version: int, steps: Sequence
     for step in steps:
         for done, total in step.apply(conn) or ():
             tell(step.name, done, total)
+    if (
+        is_exclusive
+    ):  # a proxy that is paused meanwhile has lost its leases when it wakes, and is unknown: `refuse_newer`
+        conn.execute(leases.update().values(epoch=leases.c.epoch + 1))
+        conn.execute(proxies.delete())
     conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=str(newest(steps))))
 
 
@@ -245,7 +265,7 @@ def version_of(conn: Connection, name: str) -> int | None:
         return None
     text = None
     if meta.name in names:
-        text = conn.scalar(select(meta.c.value).where(meta.c.name == "schema_version"))
+        text = conn.scalar(_SCHEMA_VERSION)
     if text is None or not text.isdecimal() or int(text) < 1:
         raise StoreUnavailable(f"{name} is a database of another program: move it away or choose another --var")
     return int(text)
