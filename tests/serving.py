@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.cli import main
+from cli_session_proxy.engine import readiness
 from cli_session_proxy.http import relay
 from cli_session_proxy.http import server as http_server
 from cli_session_proxy.http.binding import bind
@@ -73,7 +74,7 @@ def unhurried() -> None:
     """`cli-session-proxy` that gives up no self-check, no other host, nor its own end before a loaded machine is done
     with it, and begins no stream before the headers say what the turn did."""
     answers.FIRST_SIGN = START
-    relay.PROBE_TIMEOUT = 5.0  # some tests wait for its end
+    readiness.PATIENCE = relay.PROBE_TIMEOUT = 5.0  # some tests wait for its end
     running.SECONDS = CHECK
     http_server.LAST_BYTES, http_server.LAST_RESORT = int(START), 2 * START
     main()

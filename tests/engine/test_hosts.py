@@ -693,7 +693,7 @@ async def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path: Path,
             for _ in range(times):
                 before = len(acknowledged)
                 await until(lambda before=before: len(acknowledged) > before + 4)  # type: ignore[misc]
-                assert await made[0].engine.state() == "ready"
+                await until(lambda: _state(made[0], "ready"))
                 await asyncio.to_thread(mortal.stop, signal.SIGKILL)
                 await until(lambda: _state(made[0], "store_unavailable"))
                 await asyncio.to_thread(mortal.start)

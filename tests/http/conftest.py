@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from cli_session_proxy.engine import readiness
 from cli_session_proxy.http import relay
 from cli_session_proxy.stores import redis
 
@@ -20,9 +21,10 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 @pytest.fixture(autouse=True)
 def patient_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn runs where its client asked if the other host does not answer a probe within a second. A registry that
-    does not answer within a quarter of one is not asked."""
+    """A turn runs where its client asked if the other host does not answer a probe within a second, or its store does
+    not within two. A registry that does not answer within a quarter of one is not asked."""
     monkeypatch.setattr(redis, "PATIENCE", 5.0)
+    monkeypatch.setattr(readiness, "PATIENCE", 5.0)
     monkeypatch.setattr(relay, "PROBE_TIMEOUT", 5.0)  # some tests wait for its end
 
 
