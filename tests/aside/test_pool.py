@@ -134,8 +134,8 @@ def test_one_that_has_ended_says_so_on_both_event_loops(run: Any, size: int) -> 
 async def test_a_process_that_does_not_use_the_processor_is_ended_as_well(
     helpers: Helpers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "PATIENCE", 2.0)
     process = await helpers.call(jobs.pid)
+    monkeypatch.setattr(pool, "PATIENCE", 2.0)  # it runs by now
     with pytest.raises(OutOfBoundsError, match="processor time"):
         await helpers.call(jobs.sleep, str(tmp_path / "begun"))
     await gone(process)
