@@ -33,11 +33,13 @@ opened = ExitStack()
 
 
 class Host:
-    """A proxy on the in-memory backend; `http` is a client of its server, once it is up."""
+    """A proxy on the in-memory backend; `http` is a client of its server, once it is up. `silence`: it waits so long
+    for a word of another host, and not `lease` seconds, within which a slow machine might not renew one."""
 
     http: httpx.AsyncClient
 
-    def __init__(self, url: str, var: Path, **more: Any) -> None:
+    def __init__(self, url: str, var: Path, silence: float | None = None, **more: Any) -> None:
+        self.silence = silence
         port = more.pop("port", None) or free_port()
         told: dict[str, Any] = {"advertise": f"http://127.0.0.1:{port}", "cluster_key": SecretStr(KEY), **more}
         told.setdefault("disconnect_grace", 0.01)
@@ -89,7 +91,8 @@ async def cluster(
 async def up(host: Host) -> AsyncIterator[None]:
     await host.engine.start()
     try:
-        async with serving(host.engine, host.settings) as address:
+        waits = {} if host.silence is None else {"lease": host.silence}
+        async with serving(host.engine, host.settings.model_copy(update=waits)) as address:
             base = address.removesuffix("/v1")
             async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as host.http:
                 yield

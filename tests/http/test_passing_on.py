@@ -416,7 +416,7 @@ async def test_who_left_and_says_the_same_where_its_first_request_comes_later_ha
     if not closed:
         monkeypatch.setattr(relay, "ON_ITS_WAY", 0.0)
     monkeypatch.setattr(relay, "READ_ON", 10 * PATIENCE)
-    async with cluster(postgres_url, tmp_path, 2, lease=1.0 if probed else 10.0) as (one, two):
+    async with cluster(postgres_url, tmp_path, 2, silence=1.0 if probed else 10.0) as (one, two):
         await one.chat("zero")
         has_ended, was_asked = Relay._has_ended, asyncio.Event()
 
@@ -1373,7 +1373,7 @@ async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(
 async def test_a_host_that_says_nothing_any_more_is_not_waited_for(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], silence=2.0) as (one, two):
         await one.chat("one")
         waiting = await under_way(one, two)
         there.carries.clear()
@@ -1395,7 +1395,7 @@ async def test_a_line_that_was_lost_without_a_sign_is_waited_for_as_long_as_the_
         (has_ended if ended else still_runs).set()
         return ended
 
-    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], silence=2.0) as (one, two):
         await one.chat("one")
         monkeypatch.setattr(relay.Relay, "_has_ended", asked)
         one.model.reached.clear()
@@ -1440,7 +1440,7 @@ async def test_an_answer_that_was_lost_with_its_host_is_the_same_turn(
 ) -> None:
     """That host had handed it on, and can be asked nothing any more. The same words again doubled the turn."""
     probe = relay.Relay._probe
-    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], silence=2.0) as (one, two):
         await one.chat("one")
         one.model.reached.clear()
         one.model.open.clear()
@@ -1509,7 +1509,7 @@ async def test_a_client_that_reads_the_end_of_an_answer_slowly_gets_it(
         incoming.send = when_there_is_room
         return await forward(self, incoming, *given)
 
-    async with cluster(postgres_url, tmp_path, lease=3.0) as (one, two):
+    async with cluster(postgres_url, tmp_path, silence=3.0) as (one, two):
         await one.chat("one")
         monkeypatch.setattr(relay.Relay, "_has_ended", asked)
         monkeypatch.setattr(relay.Relay, "_forward", to_a_slow_client)
@@ -1589,7 +1589,7 @@ def test_of_two_proxies_that_begin_to_use_a_var_at_once_both_have_its_one_id(
 async def test_an_agent_is_deleted_where_its_files_are(is_there: bool, postgres_url: str, tmp_path: Path) -> None:
     """An agent of the same name found them there."""
     home: dict[str, Any] = {} if is_there else {"advertise": "http://127.0.0.1:1"}
-    async with cluster(postgres_url, tmp_path, each=[home], lease=2.0, **TOOLS) as (one, two):
+    async with cluster(postgres_url, tmp_path, each=[home], silence=2.0, **TOOLS) as (one, two):
         await one.chat("one")
         agent = await one.store.agent("local", "a")
         assert agent is not None
@@ -1639,7 +1639,7 @@ async def test_a_turn_away_from_its_files_says_so(
 ) -> None:
     monkeypatch.setattr(answers, "FIRST_SIGN", 60.0)  # a stream's first keep-alive would bring its headers sooner
     lost = {"advertise": "http://127.0.0.1:1"}
-    async with cluster(postgres_url, tmp_path, each=[lost], lease=2.0, **TOOLS) as (one, two):
+    async with cluster(postgres_url, tmp_path, each=[lost], silence=2.0, **TOOLS) as (one, two):
         await one.chat("one")
         answer = await two.chat("two", stream=stream)
         assert answer.headers["x-continuity-note"] == "files_elsewhere=1"

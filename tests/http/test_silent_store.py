@@ -261,9 +261,9 @@ async def test_a_lost_line_whose_note_was_lost_too_makes_no_second_turn(
     async with (
         line() as there,
         between(postgres_url) as (url, way),
-        cluster(postgres_url, tmp_path, 1, each=[behind(there)], lease=2.0) as (one,),
+        cluster(postgres_url, tmp_path, 1, each=[behind(there)], silence=2.0) as (one,),
     ):
-        two = Host(url, tmp_path / "two", lease=2.0)
+        two = Host(url, tmp_path / "two", silence=2.0)
         async with up(two):
             await one.chat("one")
             waiting = await under_way(one, two)
