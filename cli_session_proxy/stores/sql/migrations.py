@@ -236,9 +236,7 @@ def _migrate(conn: Connection, database: Database, version: int, steps: Sequence
     for step in steps:
         for done, total in step.apply(conn) or ():
             tell(step.name, done, total)
-    if (
-        is_exclusive
-    ):  # a proxy that is paused meanwhile has lost its leases when it wakes, and is unknown: `refuse_newer`
+    if is_exclusive:  # a proxy that is paused now has lost its leases when it wakes, and is unknown: `refuse_newer`
         conn.execute(leases.update().values(epoch=leases.c.epoch + 1))
         conn.execute(proxies.delete())
     conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=str(newest(steps))))
