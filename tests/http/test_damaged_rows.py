@@ -41,6 +41,7 @@ OF_A_TURN: dict[str, tuple[str, Any]] = {
     "a text for the answer": ("output", '"Hi."'),
     "bytes for a status": ("status", b"completed"),
     "bytes for an input": ("input", b"[]"),
+    "a line break for a header": ("session_id", "a\r\nb: c"),
     "no size": ("bytes", ""),
     "tokens in words": ("usage", '{"input_tokens": "many"}'),
     "an error that is none": ("error", "[1]"),
@@ -49,6 +50,8 @@ OF_A_TURN: dict[str, tuple[str, Any]] = {
     "bytes for a model": ("model", b"\xff\xfe"),
     "bytes that are called a text": ("model", "CAST(x'ff6162' AS TEXT)"),
 }
+# What does not count as a turn that waits.
+OF_AN_ENDED_TURN = OF_A_TURN | {"a status that is none": ("status", "paused")}
 OF_AN_AGENT: dict[str, tuple[str, Any]] = {
     "a text for a time": ("last_at", "yesterday"),
     "no beginning": ("created_at", -math.inf),
@@ -116,7 +119,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config", port=0)
 
 
-@pytest.mark.parametrize(("column", "value"), OF_A_TURN.values(), ids=OF_A_TURN)
+@pytest.mark.parametrize(("column", "value"), OF_AN_ENDED_TURN.values(), ids=OF_AN_ENDED_TURN)
 @pytest.mark.sample(6)
 async def test_a_damaged_turn_is_named_and_hides_no_other(
     settings: Settings, caplog: pytest.LogCaptureFixture, column: str, value: Any
@@ -217,7 +220,9 @@ async def test_what_is_damaged_beside_turns_hides_nothing(
         assert len(named(caplog)) == 1
 
 
-@pytest.mark.parametrize(("column", "value"), [("metadata", ""), ("metadata", "[7]"), ("removed", "7"), ("data", "7")])
+@pytest.mark.parametrize(
+    ("column", "value"), [("metadata", ""), ("metadata", "[7]"), ("removed", "7"), ("removed", "[{}]"), ("data", "7")]
+)
 async def test_a_damaged_conversation_is_named(settings: Settings, column: str, value: str) -> None:
     async with (
         core(settings) as (engine, _),

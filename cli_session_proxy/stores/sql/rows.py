@@ -16,6 +16,7 @@ from ...domain.evidence import NOTHING, Evidence
 from ...domain.forms import ImageCutter, ImagePlace, Recorded, restore
 from ...domain.limits import INPUT_BYTES, INPUT_VALUES, is_dense
 from ...domain.models import (
+    FINISHED,
     PLAIN,
     Agent,
     Fallback,
@@ -41,6 +42,7 @@ Values = dict[str, Any]
 R = TypeVar("R", bound=Recorded)
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
+_STATUSES = UNFINISHED | FINISHED
 
 # Columns whose values are a turn's fields unchanged (without the generated `seq`).
 _COPIED = (
@@ -71,6 +73,7 @@ _FALLBACK, _LIMIT_WAIT = _INDEX_OF["fallback"], _INDEX_OF["limit_wait"]
 _LISTS = itemgetter("output", "tools", "attempts")(_INDEX_OF)
 _OBJECTS = itemgetter("timings", "error", "call")(_INDEX_OF)
 _TEXTS = itemgetter("system", "stop_sequence")(_INDEX_OF)
+_STATUS, *_WORDS = itemgetter("status", "session_id", "continuity", "backend")(_INDEX_OF)  # headers have these words
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 SUMMED = (
@@ -215,6 +218,8 @@ def turn(row: Row[Any], /, conn: Connection, *, images: bool = True, **changed: 
     for at in _TEXTS:
         if values[at] is not None:
             values[at] = "" + loads(values[at])  # raises for what is no text
+    if values[_STATUS] not in _STATUSES or not all(f"{values[at]}".isprintable() for at in _WORDS):
+        raise ValueError
     options = values[_OPTIONS]
     values[_INPUT] = _messages(values[_INPUT])
     values[_PLACED] = _common(Placed, values[_PLACED])

@@ -139,7 +139,7 @@ _removed = conversations.c.removed
 # The list of removed items without its "]", for one more: SQLite and PostgreSQL have no common function for that.
 _REMOVED_OPEN = case((_removed == "[]", "["), else_=func.substr(_removed, 1, func.length(_removed) - 1) + ",")
 _read_conversation = reads(*conversations.c)(
-    lambda row: Conversation(dict(json.loads(row.metadata)), tuple(json.loads(row.removed)))
+    lambda row: Conversation(dict(json.loads(row.metadata)), tuple(map("".__add__, json.loads(row.removed))))
 )
 
 
