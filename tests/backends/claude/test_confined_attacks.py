@@ -175,6 +175,8 @@ async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
         "NODE_EXTRA_CA_CERTS",
         "AWS_CONFIG_FILE",
         "PYTHONPYCACHEPREFIX",
+        "GIT_CONFIG_GLOBAL",
+        "XDG_CONFIG_HOME",
     ],
 )
 async def test_files_that_the_environment_names_are_not_written_from_inside(

@@ -87,7 +87,10 @@ NAMED_FILES = (
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE",
 )  # fmt: skip
 # Variables of this program's libraries and of git. They name certificates, settings, and folders of modules or keys.
-OF_THIS_PROGRAM = ("OPENSSL_CONF", "CURL_CA_BUNDLE", "PGSSLROOTCERT", "PYTHONPYCACHEPREFIX", "GNUPGHOME")
+OF_THIS_PROGRAM = (
+    "OPENSSL_CONF", "CURL_CA_BUNDLE", "PGSSLROOTCERT", "PYTHONPYCACHEPREFIX", "GNUPGHOME", "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_SYSTEM",
+)  # fmt: skip
 # Folders with the login of a cloud's tools, if the CLI uses that cloud (else its variables are not passed on).
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
 # Parts of the user's CLI directory, for profiles that load the user's settings.
@@ -366,6 +369,8 @@ class _Boundary:
             # Elsewhere than in the first two an empty entry means nothing. In these it is the working directory.
             paths = (os.path.abspath(at) for at in entries if at or name.endswith("PATH"))
             found |= dict.fromkeys(map(Path, paths), f"a path in {name}")
+        for home in filter(None, (os.environ.get("XDG_CONFIG_HOME"), self._env.get("XDG_CONFIG_HOME"))):
+            found[Path(os.path.abspath(home), "git", "config")] = "a file in XDG_CONFIG_HOME"
         python = sysconfig.get_paths()
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)

@@ -83,6 +83,7 @@ class ClaudeProcess:
         self._requests = 0
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the running or waiting turn
+        self._names_first = False  # an answer of it began after its prompt had been named
         self._model: str | None = None  # the model's id, as the process reports it
         self.runs: str | None = None  # the version that it reports
         self._checked: object = None  # the checked tools of its last `init` frame
@@ -215,7 +216,8 @@ class ClaudeProcess:
             if not self.usable:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
-            reader = self._reader = TurnReader(frame_uuid if self.launch.capability.tags else None, policy)
+            tag = frame_uuid if self.launch.capability.tags else None
+            reader = self._reader = TurnReader(tag, policy, named=self._names_first)
         else:
             if not self.waiting or self._reader is None:
                 raise await self._unfit("the process waits for no results")
@@ -354,6 +356,7 @@ class ClaudeProcess:
         self._open_requests.clear()
         self._tools.forget()
         self._output.leave()
+        self._names_first |= self._reader is not None and self._reader.names_first
         self._reader = None
         self.busy = False
         self.last_used = time.monotonic()

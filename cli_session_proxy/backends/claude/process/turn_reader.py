@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 # The block types that clients get; all others belong to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
+ANSWER_FRAMES = frozenset({"stream_event", "assistant", "user"})
 PIECES = frozenset({"text", "thinking", "signature"})  # fields of deltas
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a field's name; of a tool's name, a call's id, a reason
@@ -30,6 +31,7 @@ FEW = 32  # fields that are kept of a retry or a compaction
 # Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took half the answer for the whole: send it again"
+NO_CLIENT = "No client runs this tool now: it was called outside of a client's turn."
 ENDS = ("end_turn", "stop_sequence")  # stop reasons after which the CLI sends no more requests
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _PROMPTS = "user_message_uuids"
@@ -91,7 +93,8 @@ class TurnReader:
     - A stream that the provider cut gives `Abandoned`, with the unfinished blocks. Blocks that were finished before
     have their `AssistantMessage`, and stay.
     - With `frame_uuid`, the result of another prompt is ignored. CLI 2.1.x names the prompts in its frames: there, only
-      the result that names ours ends the turn.
+      the result that names ours ends the turn. `names_first`: an answer began, and our prompt had been named. If it was
+      so in earlier turns (`named`), an answer that begins without it is ignored: the CLI has prompted itself.
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
     - With `policy`, calls of the client's tools are blocks, too, under the client's names. They come when their message
     is complete, and the turn ends with `Called`. The same reader continues after the results (`go_on`).
@@ -104,8 +107,10 @@ class TurnReader:
     - `garbage` counts lines that were no frames.
     """
 
-    def __init__(self, frame_uuid: str | None = None, policy: ToolPolicy | None = None) -> None:
+    def __init__(self, frame_uuid: str | None = None, policy: ToolPolicy | None = None, *, named: bool = False) -> None:
         self._uuid = frame_uuid
+        self._named = named
+        self.names_first = False
         self._calls = CallReader(policy)
         self._used = NO_USAGE  # of complete messages
         self._reported = NO_USAGE  # the part already reported to earlier turns
@@ -156,6 +161,14 @@ class TurnReader:
         if self._uuid is not None and not self._prompt_named:
             self._prompt_named = self._uuid in _prompts_of(frame)
         kind = str(frame.get("type"))
+        if kind in ("stream_event", "assistant"):
+            self.names_first |= self._prompt_named
+        if self._named and not self._prompt_named:
+            # A refusal before any turn names no prompt either, but has no origin.
+            if kind in ANSWER_FRAMES or (kind == "result" and ("origin" in frame or not frame.get("is_error"))):
+                return [Activity("of_another_prompt")]
+            if _is_call(frame):
+                return [CallRefused(called_in(frame), NO_CLIENT)]
         if frame.get("parent_tool_use_id") is not None:
             agent = _short(str(frame["parent_tool_use_id"]))
             return self._tools(_blocks(_dict(frame.get("message"))), agent) or [Activity("sub_agent")]
@@ -166,7 +179,7 @@ class TurnReader:
                 return self._assistant(frame)
             case "user":
                 return self._tools(_blocks(_dict(frame.get("message")))) or [Activity(kind)]
-            case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
+            case "control_request" if _is_call(frame):
                 self.call_without_frame = self._calls.policy is not None and not self._calls.knows(called_in(frame))
                 return (self._called() if self._streaming is None else []) or [Activity(kind)]
             case "control_request" if permissions.is_asked(frame):
@@ -404,6 +417,11 @@ def _session_in(frame: JSON, cause: str) -> SessionFrame | Activity:
     """The session in a frame. An invalid id is ignored, because ids become file names."""
     named = frame.get("session_id")
     return SessionFrame(named, cause) if is_session_id(named) else Activity(cause)
+
+
+def _is_call(frame: JSON) -> bool:
+    """Whether the CLI asks for a call of a client's tool."""
+    return _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call"
 
 
 def _prompts_of(frame: JSON) -> list[object]:

@@ -25,7 +25,7 @@ from cli_session_proxy.backends.base import Activity
 from cli_session_proxy.backends.claude.process import child, frames
 from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
-from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
+from cli_session_proxy.backends.claude.process.events import CallRefused, ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
@@ -68,6 +68,15 @@ async def test_noise_on_stdout_is_tolerated_and_seen(fake: Fake, start: Start) -
 
 async def test_a_result_of_another_frame_does_not_end_the_turn(fake: Fake, start: Start) -> None:
     assert result(await ask(await start(await fake("other-result")), "hi")).text == "2 hi"
+
+
+async def test_an_answer_to_what_the_cli_has_prompted_itself_is_not_the_clients(fake: Fake, start: Start) -> None:
+    """Tools of CLI 2.1.332 do so (Monitor, CronCreate, ScheduleWakeup). It names no prompt of ours there."""
+    process = await start(await fake("own-turn"))
+    assert said(await ask(process, "hi")) == "2 hi"
+    events = await ask(process, "hello")
+    assert (said(events), result(events).text) == ("5 hello", "5 hello")
+    assert [event.call for event in events if isinstance(event, CallRefused)] == ["t0"]
 
 
 async def test_an_end_without_a_result_is_told_with_its_exit_code(fake: Fake, start: Start) -> None:
