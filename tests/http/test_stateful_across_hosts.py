@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from cli_session_proxy.commands import dumping, listing, verifying
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.http import relay
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.redis import RedisRegistry
 from cli_session_proxy.wires import answers
@@ -88,10 +89,11 @@ async def test_a_background_response_whose_commit_was_in_doubt_stays_in_the_conv
 
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_a_background_request_whose_line_was_lost_is_one_turn_if_it_is_sent_again(
-    postgres_url: str, tmp_path: Path, has_ended: bool
+    postgres_url: str, tmp_path: Path, has_ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As its client was told. The end of the turn counted as the arrival of an answer, and the words were said twice.
     Said again after an answer that has the id, they are a new turn."""
+    monkeypatch.setattr(relay, "REACHABLE_FOR", 60.0)  # no probe over the lost line
     async with a_line() as there:
         behind = {"port": there.port, "advertise": there.address}
         async with cluster(postgres_url, tmp_path, each=[behind]) as (one, two):
