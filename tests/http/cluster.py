@@ -91,6 +91,7 @@ async def cluster(
 async def up(host: Host) -> AsyncIterator[None]:
     await host.engine.start()
     try:
+        await host.engine._ownership.ensure_heartbeat()  # from here on the others know it
         waits = {} if host.silence is None else {"lease": host.silence}
         async with serving(host.engine, host.settings.model_copy(update=waits)) as address:
             base = address.removesuffix("/v1")
