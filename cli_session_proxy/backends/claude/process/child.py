@@ -63,6 +63,8 @@ KNOWN_TOOLS = (
 )  # fmt: skip
 # Tools that any MCP server adds; they only read what the profile's servers offer.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
+# Off: these make a CLI prompt itself when no client asks (2.1.332). No turn would have what it is told and says then.
+PROMPTING_TOOLS = ("CronCreate", "CronDelete", "CronList", "Monitor", "ScheduleWakeup", "Workflow")
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 # A spare refuses a directory whose path could be a short name of Windows: `unsafe_path` (2.1.332).
 SHORT_NAME = re.compile(r"~\d")
@@ -185,9 +187,12 @@ class Launch:
         if rules:
             argv.append(f"--allowedTools={','.join(rules)}")
         names = list(dict.fromkeys(tool.split("(")[0] for tool in self.profile.tools if not tool.startswith("mcp__")))
+        denied: tuple[str, ...] = PROMPTING_TOOLS if names else ()
         if self.capability.chooses_tools:
             argv.append(f"--tools={','.join(names)}")
-        elif ALL_TOOLS not in names and (denied := [tool for tool in KNOWN_TOOLS if tool not in names]):
+        elif ALL_TOOLS not in names:
+            denied = tuple(tool for tool in KNOWN_TOOLS if tool not in names)
+        if denied:
             argv.append(f"--disallowedTools={','.join(denied)}")
         # System prompt
         if prompt_file is not None:

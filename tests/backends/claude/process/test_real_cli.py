@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.backends.claude.process.child import PROMPTING_TOOLS
 from cli_session_proxy.backends.claude.process.events import ProcessDied
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import unsafe_prompt
@@ -103,6 +104,17 @@ async def test_a_profile_offers_its_tools_only(
     names = {tool["name"] for tool in upstream.requests[-1].body["tools"]}
     assert "Read" in names
     assert not names & {"Bash", "Write", "Edit", "WebFetch", "Task", "Agent"}
+
+
+async def test_tools_by_which_a_cli_prompts_itself_are_not_offered(
+    claude_2: Path, upstream: Upstream, real: MakeLaunch, start: Start
+) -> None:
+    """What the model is told and says then is in no turn: a request that came just then got that answer (2.1.332)."""
+    launch = await real(claude_2, profile=Profile(tools=("default",)), system_prompt=None)
+    await ask(await start(launch), "hi")
+    names = {tool["name"] for tool in upstream.requests[-1].body["tools"]}
+    assert "Bash" in names
+    assert not names & {*PROMPTING_TOOLS}
 
 
 @old_cli_in_full
