@@ -200,9 +200,9 @@ def prepare(
 def refuse_newer(conn: Connection) -> None:
     """For a proxy that the store does not know (any more). Raises `StoreUnavailable` if a newer program has migrated
     the schema meanwhile: this proxy was paused, and did not count as one that is on the store."""
-    version = int(conn.scalar(_SCHEMA_VERSION) or 0)
-    if version > newest():
-        raise _newer("the store", version, newest())
+    version = str(conn.scalar(_SCHEMA_VERSION))[:20]
+    if version.isdecimal() and int(version) > newest():
+        raise _newer("the store", int(version), newest())
 
 
 def _newer(store: str, version: int, known: int) -> StoreUnavailable:
