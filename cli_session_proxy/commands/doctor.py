@@ -152,7 +152,8 @@ async def _confinement(settings: Settings, cli: Capability | None) -> AsyncItera
             env = environment.build(settings, tmpdir=tmpdir, config_dir=place.config_dir)
             why = await confine.why_unavailable()
             if why is None and cli is not None:
-                why = await confine.why_cli_fails(settings, profile, cli.path, place, env)
+                seen = confine.as_read_by(cli, settings)
+                why = await confine.why_cli_fails(seen, profile, cli.path, place, env)
         says, _, fix = (why or "").partition(": ")
         works = "bubblewrap works" if cli is None else f"profile {name}: the CLI runs confined"
         yield Checkup("boundary", "error" if says else "ok", says or works, fix)

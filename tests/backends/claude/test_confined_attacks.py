@@ -41,8 +41,9 @@ from cli_session_proxy.settings import Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sql import reading
 from turnfault.provider.script import Fail, Reply, ToolUse
 from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
-from ...conftest import ROOT, required
+from ...conftest import ROOT, MakeSettings, required
 from ...continuity.talk import ASKS_FOR_SUMMARY
 from ...talking import ask, claude, events, running, text
 from ...until import until
@@ -316,6 +317,28 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         with pytest.raises(SandboxError, match="could replace"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
+
+
+@pytest.mark.parametrize("name", ["settings.json", ".claude.json", ".claude/settings.json"])
+async def test_settings_that_an_older_cli_loads_in_every_turn_are_not_written_from_inside(
+    make_settings: MakeSettings, claude_1: Path, tmp_path: Path, upstream: Upstream, name: str
+) -> None:
+    """1.0.120 has no `--setting-sources`: it ran hooks and `apiKeyHelper` of the user's and the project's, also without
+    a profile."""
+    shells, added = Shells(make_settings, claude_1, tmp_path, upstream), tmp_path / "added"
+    added.mkdir()
+    settings = with_profile(shells.settings, add_dirs=(added,))
+    config = settings.claude_config_dir or Path()
+    config.mkdir()
+    (added / "file").write_text("{}")
+    if name.startswith(".claude/"):
+        settings = settings.model_copy(update={"sandbox": SandboxSettings(links={name: added / "file"})})
+    else:
+        (config / name).symlink_to(added / "file")
+    async with running(settings) as engine:
+        with pytest.raises(SandboxError, match="add_dirs"):
+            await shells.run(engine, "confined", "true")
+    assert upstream.requests == []
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,11 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....machine import command_to, interpreter, tasks
 from ....sandbox import make_private, short_tmpdirs
-from ....settings import CONFIG_FILE, Profile, Settings, paths_in
+from ....settings import CONFIG_FILE, NO_PROFILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
 from ..transcript.files import make_project
 from . import confine_program, descriptors
+from .capability import Capability
 from .login import write_private
 
 PROGRAM = "bwrap"
@@ -95,6 +96,8 @@ OF_THIS_PROGRAM = (
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
 # Parts of the user's CLI directory, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
+# Files beside them, of which an older CLI runs `apiKeyHelper` (1.0.120).
+GLOBAL_SETTINGS = (".claude.json", ".config.json")
 PROJECT_SETTINGS = ("settings.json", "settings.local.json")
 # What a CLI reads of a project, by its name anywhere below the agent's directory.
 INSTRUCTIONS = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".mcp.json")
@@ -196,6 +199,15 @@ async def wrapper(
             f"a confined agent could read {visible[0]} ({secrets[visible[0]]}), so its CLI is not started: {MOVE}"
         )
     return words
+
+
+def as_read_by(cli: Capability, settings: Settings) -> Settings:
+    """The settings for the checks of this CLI. One without `--setting-sources` (1.0.120) loads settings of all sources
+    in every turn, also without a profile."""
+    if "--setting-sources" in cli.flags:
+        return settings
+    every = Profile(setting_sources=("user", "project", "local"))
+    return settings.model_copy(update={"profiles": {**settings.profiles, NO_PROFILE: every}})
 
 
 async def why_cli_fails(
@@ -389,7 +401,8 @@ class _Boundary:
             if outside - {"user"}:  # a link leads to such a file, or to a folder with some
                 settings_files += [file for at in linked for file in (at, *(at / name for name in PROJECT_SETTINGS))]
         if "user" in outside:
-            shown = [self._place.config_dir / name for name in USER_SETTINGS]  # or links, as to a folder of dotfiles
+            names = (*USER_SETTINGS, *GLOBAL_SETTINGS)  # or links, as to a folder of dotfiles
+            shown = [self._place.config_dir / name for name in names]
             found |= dict.fromkeys((at for one in shown for at in (one, *one.glob("*"))), "settings of the CLI")
             settings_files.append(shown[0])
         for file in settings_files:

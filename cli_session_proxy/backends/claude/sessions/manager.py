@@ -152,7 +152,7 @@ class Sessions:
             unsafe = capability.cannot("mcp_set_servers", "take results of tools")
         if unsafe is not None:
             raise InvalidRequest(unsafe, param="messages")
-        wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
+        wrapper = await self._confine(job, cwd, tmpdir, capability, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.record_second_turn(job)
         # A CLI makes the images of a prompt smaller, but not those of a result, nor those of a transcript that it
@@ -206,7 +206,9 @@ class Sessions:
             if process is not None and process.launch.confined:
                 await self._end(session_id)
 
-    async def _confine(self, job: Job, cwd: Path, tmpdir: Path, program: Path, env: Mapping[str, str]) -> Wrapper:
+    async def _confine(
+        self, job: Job, cwd: Path, tmpdir: Path, capability: cli.Capability, env: Mapping[str, str]
+    ) -> Wrapper:
         """Prepare a sandbox for this agent's CLI: it gets a copy of the user's login, unless `env` has one. Renewed
         logins of confined agents are copied back. Raises SandboxError."""
         self._sandboxes.note_confined(job.agent.dir)
@@ -219,7 +221,8 @@ class Sessions:
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
         place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
-        return partial(confine.wrapper, self._settings, job.profile, program, place, env)
+        settings = confine.as_read_by(capability, self._settings)
+        return partial(confine.wrapper, settings, job.profile, capability.path, place, env)
 
     def _private(self, agent_dir: str, profile: Profile) -> Path:
         return self._sandboxes.private(agent_dir, shows_settings="user" in profile.setting_sources)
