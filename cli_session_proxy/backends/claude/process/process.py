@@ -250,7 +250,8 @@ class ClaudeProcess:
                 if results and (call := not_taken(frame, results)) is not None:
                     raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
                 events = reader.feed(frame)
-                if self.launch.confined and events != [Activity("repeated")] and (told := told_in(frame)) is not None:
+                of_turn = events not in ([Activity("repeated")], [Activity("of_another_prompt")])
+                if self.launch.confined and of_turn and (told := told_in(frame)) is not None:
                     self._note(told)
                 if reader.call_without_frame:
                     why = "it made a call of a client's tool, and no frame had told of that call"

@@ -72,11 +72,13 @@ async def test_a_result_of_another_frame_does_not_end_the_turn(fake: Fake, start
 
 async def test_an_answer_to_what_the_cli_has_prompted_itself_is_not_the_clients(fake: Fake, start: Start) -> None:
     """Tools of CLI 2.1.332 do so (Monitor, CronCreate, ScheduleWakeup). It names no prompt of ours there."""
-    process = await start(await fake("own-turn"))
+    process = await start(replace(await fake("own-turn"), profile=Profile(confined=True)))
     assert said(await ask(process, "hi")) == "2 hi"
     events = await ask(process, "hello")
     assert (said(events), result(events).text) == ("5 hello", "5 hello")
     assert [event.call for event in events if isinstance(event, CallRefused)] == ["t0"]
+    assert process.told is not None
+    assert [message["content"][0]["text"] for message in process.told] == ["5 hello"]
 
 
 async def test_an_end_without_a_result_is_told_with_its_exit_code(fake: Fake, start: Start) -> None:
