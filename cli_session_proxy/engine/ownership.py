@@ -508,10 +508,11 @@ class Ownership:
         began = asyncio.get_running_loop().time()
         renewed = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
+        lost = list[_HeldLease]()
         for agent_key, held in held_before.items():
             if renewed.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
-                log.warning("lease_lost", **held.agent.named_in_logs, epoch=held.lease.epoch)
+                lost.append(held)
                 self._lease_lost(agent_key)
                 self._taken_over.append(held.agent)
         for agent_key, lease in renewed.items():
@@ -519,6 +520,9 @@ class Ownership:
                 # Its grant was not heard of: the turn was cancelled meanwhile, or the store is an older copy of itself.
                 async with self._locked(agent_key):
                     await self._store.release(lease)
+        for held in lost:
+            if await self._store.agent_by_key(held.agent.key) is not None:  # a deleted agent's name is in no log
+                log.warning("lease_lost", **held.agent.named_in_logs, epoch=held.lease.epoch)
         await self._instances.set_clock()  # last, so that a failure here does not hide a lost lease
 
 

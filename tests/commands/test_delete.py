@@ -127,6 +127,26 @@ async def test_log_lines_of_an_agent_go_also_if_the_answer_to_its_deletion_is_lo
             logs.shut_down()
 
 
+async def test_a_heartbeat_that_misses_leases_names_no_deleted_agent_in_the_log(tmp_path: Path) -> None:
+    """Each deletion was followed by a warning, with the name that was to be gone."""
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    async with running(settings) as engine:
+        logs.configure(settings)
+        try:
+            for name in (AGENT, OTHER):
+                await filled(engine, name)
+            async with engine._ownership.hold(await engine.agent_named("local", OTHER)):
+                pass
+            assert await engine.delete("local", AGENT)
+            await engine.store.resign(engine._ownership.proxy.id)
+            await engine._ownership._renew()
+            (told,) = [line for line in logs.file_of(settings).read_text().splitlines() if "lease_lost" in line]
+            assert OTHER in told
+            assert AGENT not in logs.file_of(settings).read_text()
+        finally:
+            logs.shut_down()
+
+
 async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path) -> None:
     settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
     long_ago = time.time() - 3 * 24 * 3600
