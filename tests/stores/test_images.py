@@ -190,3 +190,30 @@ async def test_an_image_that_one_agent_shows_while_another_one_that_has_it_is_de
             await asyncio.gather(act, asyncio.to_thread(commit, other))
             assert other.execute("SELECT count(*) FROM images").fetchone() == (1,)
             assert other.execute("SELECT agent_key FROM image_refs").fetchall() == [(two.key,)]
+
+
+async def test_an_image_that_is_put_in_and_taken_out_while_a_turn_stores_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two other agents did that, between the turn's look and its reference: the turn failed."""
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    insert = rows._INSERT_IMAGE
+
+    class Meanwhile:
+        done = False
+
+        def run(self, conn: Any, values: dict[str, Any]) -> None:
+            if self.done:
+                insert.run(conn, values)
+                return
+            self.done = True
+            with psycopg.connect(postgres_url, autocommit=True) as other:
+                other.execute("INSERT INTO images VALUES (%(sha256)s, %(size)s, %(data)s)", values)
+                insert.run(conn, values)
+                other.execute("DELETE FROM images")
+
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        agent = await an_agent(store)
+        monkeypatch.setattr(rows, "_INSERT_IMAGE", Meanwhile())
+        await accepted(store, _turn(agent, block))
+        assert (await turn_of(store, "t1")).input == (Message("user", (block,)),)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, literal_column, select
 
 from ...domain import blocks
 from ...domain.evidence import NOTHING, Evidence
@@ -358,19 +358,19 @@ CHUNK = 500
 
 _INSERT_IMAGE = Prepared(InsertNew(images))
 _INSERT_REF = Prepared(InsertNew(image_refs))
+_LOCK_IMAGE = Prepared(
+    select(images.c.sha256).where(images.c.sha256 == bindparam("of_sha")).with_for_update(read=True, key_share=True)
+)
 
 
 def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int:
     """Store each image once, with a reference from the agent. Returns the size of the images new to this agent."""
     added = 0
-    for shas in chunks(list(new)):
-        # Locked: with the deletion of another agent it may go at this moment.
-        known = select(images.c.sha256).where(images.c.sha256.in_(shas)).with_for_update(read=True, key_share=True)
-        stored = set(conn.scalars(known))
-        missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in stored]
-        _INSERT_IMAGE.run_each(conn, missing)
-        for sha in shas:
-            added += _INSERT_REF.run(conn, {"agent_key": agent_key, "sha256": sha}).rowcount * len(new[sha])
+    for sha, data in sorted(new.items()):  # in one order, so that no two transactions wait for each other
+        # Locked: with the deletion of another agent it may go at this moment, whoever stored it.
+        while _LOCK_IMAGE.one(conn, {"of_sha": sha}) is None:
+            _INSERT_IMAGE.run(conn, {"sha256": sha, "size": len(data), "data": data})
+        added += _INSERT_REF.run(conn, {"agent_key": agent_key, "sha256": sha}).rowcount * len(data)
     return added
 
 

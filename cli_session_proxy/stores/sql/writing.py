@@ -131,7 +131,8 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
     # Images to which no other agent refers are deleted, too. They come last, and are locked before it is looked: until
     # then another agent may refer to one.
     of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key)
-    conn.execute(select(images.c.sha256).where(images.c.sha256.in_(of_agent)).with_for_update())
+    locked = select(images.c.sha256).where(images.c.sha256.in_(of_agent)).order_by(images.c.sha256)
+    conn.execute(locked.with_for_update())
     other = image_refs.alias()
     shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != key)
     unshared = list(conn.scalars(of_agent.where(~shared.exists())))

@@ -711,3 +711,7 @@ def test_a_folder_of_the_clis_sessions_is_one_agents_until_its_directory_is_gone
         first.mkdir()
         projects.own(first)
     assert projects.folder(first) == projects.folder(second)
+    second.rmdir()
+    first.rename(second)  # and a link is left for those who know the old path
+    first.symlink_to(second)
+    projects.own(second)

@@ -98,7 +98,11 @@ class Projects:
     def is_others_own(self, cwd: Path) -> bool:
         """Whether the CLI's folder of this directory is that of another agent, whose directory exists."""
         owner = self._owner(cwd)
-        return owner is not None and owner != os.path.realpath(cwd) and os.path.lexists(owner)
+        if owner is None or owner == os.path.realpath(cwd):
+            return False
+        with contextlib.suppress(OSError):  # by another path: a link where `var` was, or another case (macOS)
+            return not os.path.samefile(owner, cwd)
+        return os.path.lexists(owner)
 
     def disown(self, cwd: Path) -> None:
         """Remove the note of `own`."""
