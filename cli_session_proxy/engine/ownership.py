@@ -508,7 +508,7 @@ class Ownership:
         began = asyncio.get_running_loop().time()
         renewed = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
-        lost = list[_HeldLease]()
+        lost: list[_HeldLease] = []
         for agent_key, held in held_before.items():
             if renewed.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
