@@ -94,7 +94,8 @@ class TurnReader:
     have their `AssistantMessage`, and stay.
     - With `frame_uuid`, the result of another prompt is ignored. CLI 2.1.x names the prompts in its frames: there, only
       the result that names ours ends the turn. `names_first`: an answer began, and our prompt had been named. If it was
-      so in earlier turns (`named`), an answer that begins without it is ignored: the CLI has prompted itself.
+      so in earlier turns (`named`), an answer that begins without it is ignored: the CLI has prompted itself. So is one
+      that begins while the CLI says that it has our prompt in its queue (2.1.329).
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
     - With `policy`, calls of the client's tools are blocks, too, under the client's names. They come when their message
     is complete, and the turn ends with `Called`. The same reader continues after the results (`go_on`).
@@ -117,6 +118,7 @@ class TurnReader:
         self._using: JSON = {}  # of the message that is being streamed
         self._counted: Usage | None = NO_USAGE  # all of it; None: not added up since it has changed
         self._prompt_named = False  # by a frame of this turn: `frame_uuid` was in it
+        self._queued = False  # the CLI has our prompt, and has not begun with it
         self._next = 0
         self._streaming: str | None = None  # the API message that is being streamed
         self._whole = False  # that message has a stop reason: only its `message_stop` is missing
@@ -163,7 +165,9 @@ class TurnReader:
         kind = str(frame.get("type"))
         if kind in ("stream_event", "assistant"):
             self.names_first |= self._prompt_named
-        if self._named and not self._prompt_named:
+        if kind == "command_lifecycle" and self._uuid is not None and frame.get("command_uuid") == self._uuid:
+            self._queued = frame.get("state") == "queued"
+        if (self._named or self._queued) and not self._prompt_named:
             # A refusal before any turn names no prompt either, but has no origin.
             if kind in ANSWER_FRAMES or (kind == "result" and ("origin" in frame or not frame.get("is_error"))):
                 return [Activity("of_another_prompt")]

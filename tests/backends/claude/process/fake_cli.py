@@ -8,7 +8,8 @@ death-signal (answers with its pid and the signal that it gets when its parent d
 its input, and reads no more), asking (asks FAKE_SIZE times for what nobody serves, and reads no answer), closed (the
 same, after it has shut its stdin; then it answers "yes").
 no-end (the model ends its answer, and no result follows), stubborn-turn (a turn that no interrupt ends), full-disk
-(says at its end that it could not write its session), own-turn (prompts itself before it takes the second prompt).
+(says at its end that it could not write its session), own-turn (prompts itself before it takes the second prompt),
+queued (before it takes the first, which it has queued).
 It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
@@ -48,7 +49,9 @@ def answer(frame: dict[str, object]) -> None:
         ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
         said = f"{os.getpid()} {number.value}"
     tag = {"user_message_uuids": [frame["uuid"]]}
-    if MODE == "own-turn" and ANSWERED:
+    if MODE == "queued":
+        say(type="command_lifecycle", command_uuid=frame["uuid"], state="queued")
+    if MODE == "queued" or (MODE == "own-turn" and ANSWERED):
         say(type="system", subtype="init", model="fake", tools=[])
         own = [{"type": "text", "text": "not yours"}]
         say(type="assistant", uuid="b1", message={"id": "m0", "model": "fake", "content": own})
@@ -56,6 +59,9 @@ def answer(frame: dict[str, object]) -> None:
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         say(type="control_request", request_id="r", request={"subtype": "mcp_message", "message": call})
         say(type="result", subtype="success", is_error=False, result="not yours", origin={"kind": "task-notification"})
+    if MODE == "queued":
+        say(type="command_lifecycle", command_uuid=frame["uuid"], state="started")
+        tag = {}
     ANSWERED.append(text)
     tools = ["Bash"] if MODE == "tools" else []
     version = os.environ.get("FAKE_VERSION", "2.9.9")
