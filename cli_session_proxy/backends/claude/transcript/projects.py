@@ -15,10 +15,13 @@ import re
 import secrets
 from pathlib import Path
 
+from .... import logs
 from ....errors import SandboxError
 from ....sandbox import Sandboxes, make_private
 from ....settings import Settings
 from .files import MEMORY, find_elsewhere, in_folder
+
+log = logs.get(__name__)
 
 # UTF-16 units of a name; a longer one is cut, and a hash of the directory is appended.
 LONGEST = 200
@@ -76,13 +79,14 @@ class Projects:
         """Note that the CLI's folder of this directory is this agent's. Raises `SandboxError` if it is another's.
 
         The CLI has one folder for directories such as `a.b` and `a-b`, and for long ones whose hashes are equal. One
-        agent would be shown the notes of the other and, if it is confined, could read its transcripts.
+        agent would be shown the notes of the other and, if it is confined, could read its transcripts. If nothing can be
+        noted there, that is logged.
         """
         note = self._owner_note(cwd)
         if self._owner(cwd) == os.path.realpath(cwd):
             return
-        make_private(note.parent)
         try:
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(note.parent / ".lock", "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # else two could replace the note of one that is gone
                 if self.is_others_own(cwd):
@@ -92,8 +96,8 @@ class Projects:
                     )
                 note.unlink(missing_ok=True)
                 note.symlink_to(os.path.realpath(cwd))
-        except OSError as exc:
-            raise SandboxError(f"cannot write {note}: {exc.strerror}; is the disk writable and not full?") from exc
+        except OSError as exc:  # only `projects` may be writable, or a disk have no links: two such agents are rare
+            log.warning("sessions_owner_not_noted", dir=cwd.name, error=exc.strerror)
 
     def is_others_own(self, cwd: Path) -> bool:
         """Whether the CLI's folder of this directory is that of another agent, whose directory exists."""
