@@ -79,8 +79,8 @@ class Projects:
         """Note that the CLI's folder of this directory is this agent's. Raises `SandboxError` if it is another's.
 
         The CLI has one folder for directories such as `a.b` and `a-b`, and for long ones whose hashes are equal. One
-        agent would be shown the notes of the other and, if it is confined, could read its transcripts. If nothing can be
-        noted there, that is logged.
+        agent would be shown the notes of the other and, if it is confined, could read its transcripts. Where nothing
+        can be noted, that is logged.
         """
         note = self._owner_note(cwd)
         if self._owner(cwd) == os.path.realpath(cwd):
