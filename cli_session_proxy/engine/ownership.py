@@ -517,7 +517,7 @@ class Ownership:
                 self._taken_over.append(held.agent)
         for agent_key, lease in renewed.items():
             if agent_key not in self._held and not self._users[agent_key]:
-                # Its grant was not heard of: the turn was cancelled meanwhile, or the store is an older copy of itself.
+                # This proxy does not know of the grant: the turn was cancelled meanwhile, or a backup was restored.
                 async with self._locked(agent_key):
                     await self._store.release(lease)
         for held in lost:

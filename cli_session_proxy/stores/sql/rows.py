@@ -367,7 +367,7 @@ def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int
     """Store each image once, with a reference from the agent. Returns the size of the images new to this agent."""
     added = 0
     for sha, data in sorted(new.items()):  # in one order, so that no two transactions wait for each other
-        # Locked: with the deletion of another agent it may go at this moment, whoever stored it.
+        # Locked, because the deletion of another agent with this image could remove it at this moment.
         while _LOCK_IMAGE.one(conn, {"of_sha": sha}) is None:
             _INSERT_IMAGE.run(conn, {"sha256": sha, "size": len(data), "data": data})
         added += _INSERT_REF.run(conn, {"agent_key": agent_key, "sha256": sha}).rowcount * len(data)

@@ -715,5 +715,6 @@ def test_a_folder_of_the_clis_sessions_is_one_agents_until_its_directory_is_gone
     first.rename(second)  # and a link is left for those who know the old path
     first.symlink_to(second)
     projects.own(second)
+    assert (tmp_path / "config").stat().st_mode & 0o777 == 0o700  # it will have logins and transcripts
     (tmp_path / "full").write_bytes(b"")
     Projects(settings, Sandboxes(settings), tmp_path / "full").own(second)  # nothing can be noted there

@@ -63,7 +63,7 @@ KNOWN_TOOLS = (
 )  # fmt: skip
 # Tools that any MCP server adds; they only read what the profile's servers offer.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
-# Off: these make a CLI prompt itself when no client asks (2.1.332). No turn would have what it is told and says then.
+# Off: with these a CLI prompts itself when no client asks (2.1.332). The model's answer would be in no turn.
 PROMPTING_TOOLS = ("CronCreate", "CronDelete", "CronList", "Monitor", "ScheduleWakeup", "Workflow")
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 # A spare refuses a directory whose path could be a short name of Windows: `unsafe_path` (2.1.332).

@@ -140,7 +140,7 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         # Off (on by default since 2.1.295): a fork of the conversation reports in no turn of ours.
         "CLAUDE_CODE_FORK_SUBAGENT": "0",
-        # Off: at its time a scheduled prompt would be put to the model, in no turn of ours (2.1.332).
+        # Off: the CLI sends scheduled prompts when no client asks; the answer would be in no turn (2.1.332).
         "CLAUDE_CODE_DISABLE_CRON": "1",
         # Off: a CLI lists all others of this user to its model, which can speak in their conversations (2.1.332).
         "CLAUDE_CODE_HARBOR_KITE": "0",

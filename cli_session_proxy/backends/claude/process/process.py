@@ -83,7 +83,7 @@ class ClaudeProcess:
         self._requests = 0
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the running or waiting turn
-        self._names_first = False  # an answer of it began after its prompt had been named
+        self._names_first = False  # in an earlier turn the answer began after its prompt had been named
         self._model: str | None = None  # the model's id, as the process reports it
         self.runs: str | None = None  # the version that it reports
         self._checked: object = None  # the checked tools of its last `init` frame

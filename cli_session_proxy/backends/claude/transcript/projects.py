@@ -79,28 +79,30 @@ class Projects:
         """Note that the CLI's folder of this directory is this agent's. Raises `SandboxError` if it is another's.
 
         The CLI has one folder for directories such as `a.b` and `a-b`, and for long ones whose hashes are equal. One
-        agent would be shown the notes of the other and, if it is confined, could read its transcripts. Where nothing
-        can be noted, that is logged.
+        agent would be shown the notes of the other and, if it is confined, could read its transcripts. If the note
+        cannot be written, a warning is logged and the agent runs.
         """
         note = self._owner_note(cwd)
         if self._owner(cwd) == os.path.realpath(cwd):
             return
         try:
-            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(note.parent)
             with open(note.parent / ".lock", "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # else two could replace the note of one that is gone
-                if self.is_others_own(cwd):
-                    raise SandboxError(
-                        f"the CLI would keep the sessions of {cwd} with those of another agent ({note} leads to its "
-                        "directory), and show each the other's notes: set another claude_config_dir or `var`"
-                    )
-                note.unlink(missing_ok=True)
-                note.symlink_to(os.path.realpath(cwd))
-        except OSError as exc:  # only `projects` may be writable, or a disk have no links: two such agents are rare
-            log.warning("sessions_owner_not_noted", dir=cwd.name, error=exc.strerror)
+                if not self.is_others_own(cwd):
+                    note.unlink(missing_ok=True)
+                    note.symlink_to(os.path.realpath(cwd))
+                    return
+        except (OSError, SandboxError) as exc:  # perhaps only `projects` is writable, or the disk has no symbolic links
+            log.warning("sessions_owner_not_noted", dir=cwd.name, error=str(exc))
+            return
+        raise SandboxError(
+            f"the CLI would keep the sessions of {cwd} with those of another agent ({note} leads to its directory), "
+            "and show each the other's notes: set another claude_config_dir or `var`"
+        )
 
     def is_others_own(self, cwd: Path) -> bool:
-        """Whether the CLI's folder of this directory is that of another agent, whose directory exists."""
+        """Whether the note for this directory names another agent's directory that exists."""
         owner = self._owner(cwd)
         if owner is None or owner == os.path.realpath(cwd):
             return False

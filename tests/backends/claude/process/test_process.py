@@ -81,7 +81,9 @@ async def test_an_answer_to_what_the_cli_has_prompted_itself_is_not_the_clients(
     assert [message["content"][0]["text"] for message in process.told] == ["5 hello"]
 
 
-async def test_nor_is_one_that_comes_while_the_clients_first_prompt_is_queued(fake: Fake, start: Start) -> None:
+async def test_an_answer_that_comes_while_the_clients_prompt_is_queued_is_not_its_answer(
+    fake: Fake, start: Start
+) -> None:
     """A hook of SessionStart with `asyncRewake` does so (2.1.332): the client's words got the answer to the hook's."""
     events = await ask(await start(await fake("queued")), "hi")
     assert (said(events), result(events).text) == ("2 hi", "2 hi")
