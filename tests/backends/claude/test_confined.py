@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pwd
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -686,6 +688,25 @@ async def test_agents_whose_sessions_the_cli_would_keep_in_one_folder_do_not_sha
         await engine.delete("local", "ada")
     [folder] = ((shells.settings.claude_config_dir or Path()) / "projects").iterdir()
     assert [*folder.glob("*.jsonl")] != []
+
+
+def test_an_agents_first_turn_does_not_wait_for_a_proxy_that_is_paused_while_it_replaces_an_owner(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings()
+    projects = Projects(settings, Sandboxes(settings), tmp_path)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    projects.own(tmp_path / "first")
+    with open(tmp_path / "cli-session-proxy" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        noting = threading.Thread(target=projects.own, args=(tmp_path / "second",))
+        noting.start()
+        noting.join(PATIENCE)
+        waits = noting.is_alive()
+    noting.join(PATIENCE)
+    assert not waits
+    assert len([*(tmp_path / "cli-session-proxy").glob("*-second")]) == 1
 
 
 def test_a_folder_of_the_clis_sessions_is_one_agents_until_its_directory_is_gone(

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from .... import logs
@@ -87,8 +88,10 @@ class Projects:
             return
         try:
             make_private(note.parent)
-            with open(note.parent / ".lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # else two could replace the note of one that is gone
+            with contextlib.suppress(FileExistsError):
+                note.symlink_to(os.path.realpath(cwd))
+                return
+            with self._removing_owners():
                 if not self.is_others_own(cwd):
                     note.unlink(missing_ok=True)
                     note.symlink_to(os.path.realpath(cwd))
@@ -112,8 +115,17 @@ class Projects:
 
     def disown(self, cwd: Path) -> None:
         """Remove the note of `own`."""
-        if self._owner(cwd) == os.path.realpath(cwd):
-            self._owner_note(cwd).unlink(missing_ok=True)
+        if self._owner(cwd) is not None:
+            with self._removing_owners():
+                if self._owner(cwd) == os.path.realpath(cwd):
+                    self._owner_note(cwd).unlink()
+
+    @contextlib.contextmanager
+    def _removing_owners(self) -> Iterator[None]:
+        """Else two could replace the note of one that is gone. A first note waits for nobody who is paused in here."""
+        with open(self.config_dir / OWNERS / ".lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _owner(self, cwd: Path) -> str | None:
         with contextlib.suppress(OSError):
