@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -117,6 +118,41 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         if len(share) == 2 and share[0] > 0:
             quotas.append(math.ceil(share[0] / share[1]))
     return min([free, *quotas])
+
+
+class Mounts:
+    """What is mounted where. Two paths of one folder (bind mounts) have one place: its disk, and the path there.
+
+    Not known: the layers of an overlay, and one folder of a network that is mounted twice.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._mounts = {"": (Path("/"), Path("/"))}  # by id: the place, and the path at which it is mounted
+        self._inner: dict[tuple[str, Path], str] = {}  # by the id of the mount around it, and that path
+        try:
+            lines = os.fsdecode((proc / "self" / "mountinfo").read_bytes()).rstrip("\n").split("\n")
+        except OSError:  # macOS, and a container without /proc
+            lines = []
+        rows = [line.split(" ")[:5] for line in lines]
+        ids = {number for number, *_ in rows}
+        for number, outer, disk, *names in rows:
+            root, at = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in names)
+            self._mounts[number] = Path(f"/{disk}/{root}"), Path(at)
+            self._inner[outer if outer in ids - {number} else "", Path(at)] = number
+
+    def place(self, path: Path) -> Path:
+        """The place of an absolute path that leads over no link."""
+        mount = ""
+        for at in (*reversed(path.parents), path):
+            while (inner := self._inner.get((mount, at))) is not None:
+                mount = inner
+        place, at = self._mounts[mount]
+        return place / path.relative_to(at)
+
+    def shown(self, folder: Path) -> dict[Path, Path]:
+        """The places that are seen in a folder, by their paths: its own, and those that are mounted below it."""
+        below = (at for _, at in self._mounts.values() if str(at).startswith(f"{folder}/"))
+        return {at: self.place(at) for at in (folder, *below)}
 
 
 def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:

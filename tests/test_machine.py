@@ -40,6 +40,21 @@ def test_without_groups_it_is_the_machines(proc: Path, tmp_path: Path) -> None:
     assert machine.memory(proc, tmp_path / "none") == 1000 * MB
 
 
+def test_a_path_has_one_place_whatever_is_mounted_where(proc: Path) -> None:
+    """Of a folder below another mount, below one that hides it, with a name of odd characters, and without a row."""
+    mounts = "1 0 8:1 / / rw - ext4\n2 1 8:1 /srv/a\\040b /data\\134x rw - ext4\n3 1 8:2 /@home /home rw - btrfs\n"
+    mounts += "4 3 8:1 /srv /home/ada rw - ext4\n5 1 0:9 / /home rw - tmpfs\n6 1 0:4 net:[7] /run/n rw - nsfs\n"
+    (proc / "self" / "mountinfo").write_text(mounts.replace("5 1", "5 3"))
+    found = machine.Mounts(proc)
+    assert found.place(Path("/srv/a b/c")) == found.place(Path(r"/data\x/c"))
+    assert found.place(Path("/home/ada/c")) == Path("/0:9/ada/c")
+    assert found.shown(Path("/run")) == {Path("/run"): Path("/8:1/run"), Path("/run/n"): Path("/0:4/net:[7]")}
+    (proc / "self" / "mountinfo").write_text("2 1 8:1 / /proc rw - proc\n3 3 8:3 / /tmp rw - rootfs\n")
+    found = machine.Mounts(proc)
+    assert found.place(Path("/tmp/x")) == Path("/8:3/x")
+    assert found.place(Path("/var/x")) == Path("/var/x")
+
+
 def test_the_smallest_limit_of_the_groups_above_counts(proc: Path, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     (proc / "self" / "cgroup").write_text("0::/a/b\n")

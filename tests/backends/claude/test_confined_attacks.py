@@ -295,7 +295,7 @@ async def test_a_link_above_a_cli_within_the_config_dir_makes_nothing_outside_ei
         assert "tried" in said
 
 
-@pytest.mark.parametrize("place", ["a link's target", "a second folder", "a folder behind a link"])
+@pytest.mark.parametrize("place", ["a link's target", "a second folder", "a link to one", "a folder behind a link"])
 async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goes_by(
     shells: Shells, tmp_path: Path, place: str
 ) -> None:
@@ -309,6 +309,9 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         settings = settings.model_copy(update={"sandbox": links})
     elif place == "a second folder":
         settings = with_profile(shells.settings, add_dirs=(project, real / "skills"))
+    elif place == "a link to one":  # it could write in that home, too
+        (tmp_path / "view").symlink_to(real / "skills")
+        settings = with_profile(shells.settings, add_dirs=(real, tmp_path / "view"))
     else:
         profiles = {"wide": CONFINED.model_copy(update={"add_dirs": (real,)})}
         profiles["confined"] = CONFINED.model_copy(update={"add_dirs": (project / "skills",)})
@@ -317,6 +320,78 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         with pytest.raises(SandboxError, match="could replace"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
+
+
+BINDS = """
+import json, subprocess, sys
+from pathlib import Path
+from cli_session_proxy.backends.claude.process.confine import ConfinedPlace, SandboxError, _wrapper
+from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+
+def bind(source, at):
+    subprocess.run(["mount", "--bind", source, at], check=True)
+
+def outcome(top, other=None, links=None, **settings):
+    (top / "home").mkdir()
+    profiles = {name: Profile(**of) for name, of in {"confined": {"confined": True}, **(other or {})}.items()}
+    profiles["confined"] = profiles["confined"].model_copy(update={"add_dirs": settings.pop("add_dirs", ())})
+    sandbox = SandboxSettings(links=links or {})
+    settings = Settings(**{"var": top / "var", "profiles": profiles, "sandbox": sandbox, **settings})
+    (agent := settings.var / "sandbox" / "agents" / "ada").mkdir(parents=True)
+    (tmpdir := settings.var / "tmp" / "ada").mkdir(parents=True)
+    config = top / "config"
+    place = ConfinedPlace(agent, tmpdir, config, config / "projects" / "ada", settings.var / "confined" / "ada")
+    try:
+        env = {"HOME": str(top / "home")}
+        return _wrapper(settings, profiles["confined"], Path("/usr/bin/true"), place, env)[0]
+    except SandboxError as exc:
+        return exc.message
+
+found = {}
+for case in ("its parent", "below", "a file", "a program", "shown", "a name"):
+    top = Path(sys.argv[1], case)
+    for name in ("one/inner", "two/inner"):
+        (top / name).mkdir(parents=True)
+    one, two = top / "one", top / "two"
+    (one / "file").write_text("{}")
+    if case == "below":
+        bind(two, one / "inner")
+        found[case] = outcome(top, var=two, add_dirs=(one,))
+        continue
+    if case == "a file":
+        (two / "file").touch()
+        bind(one / "file", two / "file")
+        found[case] = outcome(top, keys_file=one / "file", add_dirs=(two,))
+        continue
+    bind(one, two)
+    if case == "its parent":
+        found[case] = outcome(top, var=one / "var", add_dirs=(two,))
+    elif case == "a program":
+        found[case] = outcome(top, {"free": {"mcp_config": one / "file"}}, add_dirs=(two,))
+    elif case == "shown":
+        words = outcome(top, var=one / "inner", links={"two": two})
+        found[case] = ("--tmpfs", str(two / "inner")) in zip(words, words[1:])
+    else:
+        found[case] = outcome(top, links={"inner": one / "inner"}, add_dirs=(two,))
+print(json.dumps(found))
+"""
+
+
+def test_what_a_bind_mount_shows_at_another_path_is_not_reached_there(tmp_path: Path) -> None:
+    """As in a container: `-v proj:/proj -v proj/data:/data`, with `var` in /data and `add_dirs` of /proj."""
+    alone = ("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private")
+    done = subprocess.run(
+        [*alone, sys.executable, "-c", BINDS, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "could so reach" in found["its parent"]
+    assert "(--var)" in found["its parent"]
+    assert "(--var)" in found["below"]
+    assert "(keys_file)" in found["a file"]
+    assert "(mcp_config of profile free)" in found["a program"]
+    assert found["shown"] is True
+    assert "could replace" in found["a name"]
 
 
 @pytest.mark.parametrize("name", ["settings.json", ".claude.json", ".claude/settings.json"])

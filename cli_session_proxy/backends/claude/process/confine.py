@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import command_to, interpreter, tasks
+from ....machine import Mounts, command_to, interpreter, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, NO_PROFILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
@@ -272,6 +272,7 @@ class _Boundary:
         self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
         self._home = Path(env.get("HOME") or Path.home())
         self._project = place.project
+        self._disks = Mounts()
         # Directories that all agents share: inside, there are only this agent's parts of them.
         self._shared = {
             settings.var: "--var",
@@ -342,18 +343,19 @@ class _Boundary:
     def _check_added(self, folder: Path) -> None:
         """Refuse a writable folder that contains secrets, programs, or the directories of all agents: a CLI reads the
         settings and instructions in every folder above its own."""
-        self._check_name(folder)
+        self._check_names(_with_links(folder))
         mounted = self._shared | {self._home: "the home directory"}
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
         if self._settings.config is None:  # a config file there would be read at the next start
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
         others |= self._programs_of_others()
         others[short_tmpdirs()] = "other agents' TMPDIR"
-        real = folder.resolve()
+        written = self._disks.shown(folder.resolve()).values()
         for path, what in (mounted | others).items():
-            reachable = any(link.is_relative_to(real) for link in _links(path))
-            for here, there in ((folder, path), (real, path.resolve())):
-                reachable |= there.is_relative_to(here) or (path != self._home and here.is_relative_to(there))
+            way = [self._disks.place(at) for at in (*_links(path), path.resolve())]
+            reachable = path.is_relative_to(folder) or any(at.is_relative_to(one) for at in way for one in written)
+            if path != self._home:
+                reachable |= folder.is_relative_to(path) or any(one.is_relative_to(way[-1]) for one in written)
             if reachable:
                 raise SandboxError(
                     f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
@@ -412,14 +414,17 @@ class _Boundary:
                     files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
         return found | files
 
-    def _check_name(self, path: Path) -> None:
-        """Refuse a path that confined agents could replace by a link, at its end or on the way."""
-        way = _with_links(path)
+    def _check_names(self, way: Sequence[Path]) -> None:
+        """Refuse names that confined agents could replace by links: of a mount's source and the links on its way."""
+        ways = {*way, *map(self._disks.place, way[1:])}
         for name, profile in self._settings.profiles.items():
             for folder in profile.add_dirs if profile.confined else ():
-                for written in {folder, Path(os.path.realpath(folder))}.difference(self._writable):
-                    if any(at != written and at.is_relative_to(written) for at in way):
-                        raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
+                real = Path(os.path.realpath(folder))
+                for written in (folder, real, *self._disks.shown(real).values()):
+                    if any(at != written and at.is_relative_to(written) for at in ways):
+                        raise SandboxError(
+                            f"agents of profile {name} write {folder}, and could replace {way[0]}: {MOVE}"
+                        )
 
     def _mount_readable(self) -> None:
         """Read-only: the CLI, targets of links, files that the CLI's environment names."""
@@ -436,11 +441,12 @@ class _Boundary:
         ways = {path: _with_links(path) for path in paths}
         # A writable folder is already visible, and a mount must not depend on a name that the agent can change.
         ways = {path: way for path, way in ways.items() if not any(map(self._is_writable, way[:-1]))}
-        for path in ways:
-            self._check_name(path)
+        for way in ways.values():  # what a writable folder has is not mounted
+            self._check_names(way[:-1] if self._is_writable(way[-1]) else way)
         for at in (at for one in named for at in ways.get(Path(os.path.abspath(one.expanduser())), ())):
             for other, what in self._shared.items():
-                if any(map(at.is_relative_to, (other, other.resolve()))):
+                real, there = (self._disks.place(path.resolve()) for path in (at, other))
+                if at.is_relative_to(other) or real.is_relative_to(there):
                     raise SandboxError(f"a confined agent would be shown {at}, which lies in {other} ({what}): {MOVE}")
         for at in dict.fromkeys(way[-1] for way in ways.values()):
             if at.exists() and not _in_system(at) and not self._is_writable(at):
@@ -453,23 +459,29 @@ class _Boundary:
     def _find_secrets(self) -> None:
         """Refuse to show secret files of the settings, and list them to be checked inside."""
         names = ("key", "chains.sqlite3", "logs/proxy.log")
-        places = (self._settings.var, self._settings.var.resolve())
-        self.secrets = {str(at / name): "of --var" for at in places for name in names}
+        sources = [(one.at, one.source.resolve()) for one in self._mounts if one.source and one.option != "--symlink"]
         shown = {
-            mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.option != "--symlink"
+            at / below.relative_to(source): place
+            for at, source in sources
+            for below, place in self._disks.shown(source).items()
         }
+
+        def seen(path: Path) -> set[Path]:
+            """The paths at which it is shown inside, which bind mounts and links outside may have changed."""
+            real = self._disks.place(path.resolve())
+            return {at / real.relative_to(place) for at, place in shown.items() if real.is_relative_to(place)}
+
         made = {mount.at for mount in self._mounts}
-        for real in (path.resolve() for path in (*self._shared, self._home)):  # a link may lead into a visible folder
-            seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
-            self._mounts += [_Mount("--tmpfs", at) for at in seen - made]
+        for path in (*self._shared, self._home):
+            self._mounts += [_Mount("--tmpfs", at) for at in seen(path) - made]
+        var = self._settings.var
+        self.secrets = {str(at / name): "of --var" for at in {var, var.resolve(), *seen(var)} for name in names}
         for path, what in self._settings.secret_files().items():
-            real = path.resolve()
-            seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
-            if real.exists() and (visible := sorted(filter(self._is_visible, seen))):
+            if path.exists() and (visible := sorted(filter(self._is_visible, seen(path)))):
                 raise SandboxError(
                     f"a confined agent could read {visible[0]} ({what}), so its CLI is not started: {MOVE}"
                 )
-            self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
+            self.secrets |= dict.fromkeys(map(str, {path, path.resolve(), *seen(path)}), what)
 
     def _mount_parents(self) -> None:
         """Mount an empty folder at the parents of mounts below the CLI's own directory. The agent can write there, and
