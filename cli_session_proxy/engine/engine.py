@@ -45,6 +45,7 @@ from ..errors import (
     BudgetExceeded,
     ClaudeUnavailable,
     ConfigError,
+    DamagedRow,
     Interrupted,
     InvalidRequest,
     LeaseLost,
@@ -1090,7 +1091,9 @@ class Engine:
             waiting = [approval for approval in turn.evidence.approvals if approval.outcome is None]
             if turn.instance == self.instance_id or not waiting or turn.status != "running":
                 continue
-            agent = await self.store.agent_by_key(turn.agent_key)
+            agent = None
+            with contextlib.suppress(DamagedRow):  # the log names it; what waits for others is shown all the same
+                agent = await self.store.agent_by_key(turn.agent_key)
             if agent is not None and agent.owner == owner:
                 now = len(turn.attempts)  # requests of earlier attempts are closed
                 requests += [(agent, turn, approval) for approval in waiting if approval.attempt == now]

@@ -19,7 +19,7 @@ from .. import logs
 from ..backends.base import Backend
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, Turn
-from ..errors import StoreUnavailable
+from ..errors import DamagedRow, StoreUnavailable
 from ..sandbox import Sandboxes
 from ..stores.base import KeptTurn, Lease, Store
 from ..tasks import failures_logged
@@ -175,7 +175,11 @@ class Recovery:
         self._forgotten &= here
         in_use, failed = False, 0
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
-            agent = await self._store.agent_by_key(agent_key)
+            try:
+                agent = await self._store.agent_by_key(agent_key)
+            except DamagedRow:  # the log names it; the agents after it are settled all the same
+                failed += 1
+                continue
             if agent is None:
                 continue
             try:

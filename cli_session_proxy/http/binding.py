@@ -30,9 +30,9 @@ ANSWERS_WITHIN = 1.0
 
 
 @contextlib.contextmanager
-def bound(settings: Settings) -> Iterator[socket.socket]:
-    """A listening socket during the body; then a unix socket's file is removed."""
-    listener = bind(settings)
+def bound(settings: Settings, keys: Keys | None = None) -> Iterator[socket.socket]:
+    """A listening socket during the body; then a unix socket's file is removed. `keys`: those of the settings."""
+    listener = bind(settings, keys)
     mine = None if settings.uds is None else _identity(settings.uds)
     try:
         with _other_localhost(listener):
@@ -43,9 +43,9 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
             settings.uds.unlink(missing_ok=True)
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: Settings, keys: Keys | None = None) -> socket.socket:
     """A listening socket. Raises `ConfigError`, also for an address that others can reach without keys or a gateway."""
-    return _tcp(settings) if settings.uds is None else _unix(settings.uds)
+    return _tcp(settings, Keys(settings) if keys is None else keys) if settings.uds is None else _unix(settings.uds)
 
 
 def is_loopback(host: str) -> bool:
@@ -61,10 +61,10 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def _tcp(settings: Settings) -> socket.socket:
+def _tcp(settings: Settings, keys: Keys) -> socket.socket:
     host, port = settings.host, settings.port
     family, address = _resolved(host, port)
-    if not Keys(settings) and not is_loopback(host):
+    if not keys and not is_loopback(host):
         raise ConfigError(
             f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or --make-key, or "
             f'name keys in [keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'

@@ -58,6 +58,9 @@ class Keys:
         if made_key is not None:
             _check(str(settings.var / KEY_FILE), made_key, named=False)
             self._owners[_digest(made_key)] = LOCAL_OWNER
+        if settings.keys_file is not None and not self._owners:
+            # Without keys everybody is let in. The file may be half written just now.
+            raise ConfigError(f'keys_file {settings.keys_file} has no key: write one `name = "secret"` a line')
         self._gateway = None if settings.trusted_header is None else Gateway(settings)
         unknown = sorted(set(settings.operators) - keys.keys())
         if unknown and self._gateway is None:

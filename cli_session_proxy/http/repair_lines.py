@@ -16,7 +16,7 @@ from .. import redact
 from ..domain import times
 from ..domain.models import Link, Turn
 from ..engine.live import Observer
-from ..errors import StoreUnavailable, printable
+from ..errors import DamagedRow, StoreUnavailable, printable
 from ..export import explain, words
 from ..export.words import KINDS, count
 from ..stores.base import Store
@@ -58,7 +58,7 @@ class RepairLines(Observer):
                 turn, links = self._waiting.popleft()
                 try:
                     agent = await self._store.agent_by_key(turn.agent_key)
-                except StoreUnavailable:
+                except (DamagedRow, StoreUnavailable):
                     agent = None
                 name = "(its name cannot be read)" if agent is None else agent.agent_id
                 at = times.written(turn.finished_at or turn.created_at)

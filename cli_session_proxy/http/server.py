@@ -73,15 +73,19 @@ async def nobody_asked() -> Login:
 
 
 def create_app(
-    engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES, ask: AskLogin = nobody_asked
+    engine: Engine,
+    settings: Settings,
+    wires: Sequence[Wire] = WIRES,
+    ask: AskLogin = nobody_asked,
+    keys: Keys | None = None,
 ) -> Starlette:
-    """The app on a started engine. The caller starts and stops the engine."""
+    """The app on a started engine. The caller starts and stops the engine. `keys`: those of the settings."""
     app = Starlette()
     app.router.redirect_slashes = False
     app.state.aside = engine.aside
     table = Table(wires)
     add_openapi(app, table)
-    keys = Keys(settings)
+    keys = Keys(settings) if keys is None else keys
     add_metrics(app, engine, keys)
     add_search(app, engine)
     Ui(app, engine, keys, ask)
@@ -120,17 +124,19 @@ async def serve(
     """
     if settings.make_key:
         make_key(settings.var)
+    # Read once: their files may change or go before the app is made, and nobody may get in who was not let in here.
+    keys = Keys(settings)
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
-    if confined and settings.uds is None and not Keys(settings):
+    if confined and settings.uds is None and not keys:
         raise ConfigError(
             f"profile {confined[0]} is confined, but its agents could ask this proxy for every chain over loopback: "
             "add --make-key (they do not see the key), or --uds PATH"
         )
     audit = audit_of(settings)
     if audit is not None:
-        audit.keys(settings.var, Keys(settings).secrets)
+        audit.keys(settings.var, keys.secrets)
     archive = _archive(settings, audit)
-    with bound(settings) as listener:
+    with bound(settings, keys) as listener:
         engine = Engine(settings, store_for(settings, progress))
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
@@ -145,10 +151,10 @@ async def serve(
         try:
             await engine.start()
             logs.configure(settings, quiet=("turn_failed", "event_loop_held"))
-            app = create_app(engine, settings, ask=ask)
+            app = create_app(engine, settings, ask=ask, keys=keys)
             if telemetry is not None:
                 app.state.metrics.registry.register(TelemetryMetrics(partial(getattr, telemetry, "lost")))
-            await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside, archive)
+            await _run(app, engine, settings, keys, listener, say, report, repairs, watchdog, beside, archive)
         finally:
             await engine.stop()
             if telemetry is not None:
@@ -160,6 +166,7 @@ async def _run(
     app: Starlette,
     engine: Engine,
     settings: Settings,
+    keys: Keys,
     listener: socket.socket,
     say: Say,
     report: Report | None,
@@ -183,7 +190,7 @@ async def _run(
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
-        greeting = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other_serve))
+        greeting = asyncio.create_task(_tell(server, settings, keys, listener, repairs, say, report, other_serve))
         services = Tasks()
 
         async def run_beside(service: Beside) -> None:
@@ -227,6 +234,7 @@ def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
 async def _tell(
     server: Server,
     settings: Settings,
+    keys: Keys,
     listener: socket.socket,
     repairs: RepairLines,
     say: Say,
@@ -235,14 +243,14 @@ async def _tell(
 ) -> None:
     await server.ready.wait()
     try:
-        for line in banner(place_of(listener), needs_key=bool(Keys(settings).owners)):
+        for line in banner(place_of(listener), needs_key=bool(keys.owners)):
             say(line)
         if other_serve is not None:
             say(f"{other_serve}: the two share its agents, and commands ask the newer one")
         if report is not None:
-            async for line in report(settings, Keys(settings)):
+            async for line in report(settings, keys):
                 say(line)
-        for line in notices(settings, Keys(settings)):
+        for line in notices(settings, keys):
             say(line)
         await repairs.run()
     except OSError as exc:  # the terminal is gone; the server goes on

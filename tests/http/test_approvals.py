@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from pydantic import SecretStr
 
@@ -187,6 +188,24 @@ async def test_whether_anything_can_wait_is_told(tmp_path: Path) -> None:
         assert told == {"object": "list", "enabled": False, "data": []}
     async with served(tmp_path, [], profiles=PROFILES) as (_, _, http):
         assert (await http.get("/approvals", headers=ALICE)).json()["enabled"] is True
+
+
+async def test_a_damaged_agent_hides_nothing_that_waits_for_others(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [Asker().asks("r1"), None, delta("done")]
+    monkeypatch.setattr("tests.http.cluster.MemoryBackend", lambda _model: Scripted(steps))
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        for agent in ("damaged", "sound"):
+            await one.engine.submit(request("go", agent=agent))
+        await until(lambda: len(one.engine.asked("local")) == 2)
+        with psycopg.connect(postgres_url) as conn:
+            conn.execute("UPDATE agents SET created_at = 1e300 WHERE agent_id = 'damaged'")
+        (told,) = (await two.http.get("/v1/approvals")).json()["data"]
+        assert told["agent_id"] == "sound"
+        backend: Any = one.backend
+        backend.go.release()
+        backend.go.release()
 
 
 async def test_what_waits_at_another_host_is_shown_and_answered_at_any(

@@ -293,6 +293,19 @@ async def test_a_proxy_starts_though_a_turn_that_waited_is_damaged(
             await ask(engine, "two", agent=DAMAGED)
 
 
+async def test_a_damaged_agent_keeps_no_proxy_from_starting_nor_from_settling_the_others(settings: Settings) -> None:
+    async with core(settings) as (engine, _):
+        for agent in (DAMAGED, SOUND):
+            turn = await ask(engine, f"one {agent}", agent=agent)
+    with closing(sqlite3.connect(settings.var / FILE)) as conn, conn:
+        conn.execute("UPDATE turns SET status = 'running', instance = 'dead'")
+        conn.execute("UPDATE agents SET created_at = 1e300 WHERE agent_id = ?", (DAMAGED,))
+    async with core(settings) as (engine, _):
+        settled = await engine.store.turn(turn.id)
+        assert settled is not None
+        assert settled.status == "cancelled"
+
+
 @pytest.mark.parametrize(
     ("column", "value"), [("cost_usd", "NaN"), ("created_at", "Infinity"), ("created_at", "1e300"), ("input", "[{")]
 )

@@ -89,11 +89,13 @@ def test_keys_come_from_the_settings_file_the_environment_and_a_keys_file(
         {"keys": {"a": ALICE}, "operators": ("b",)},
         {"keys_file": "missing.toml"},
         {"keys_file": "broken.toml"},
+        {"keys_file": "empty.toml"},
     ],
 )
 def test_keys_that_cannot_be_used_are_a_config_error_without_the_secret(given: dict[str, Any]) -> None:
     Path("broken.toml").write_text(f"{ALICE}\n")
     Path("broken.toml").chmod(0o600)
+    Path("empty.toml").touch(0o600)
     with pytest.raises(ConfigError) as raised:
         keys(**given)
     assert ALICE not in raised.value.message

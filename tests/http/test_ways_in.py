@@ -18,18 +18,23 @@ import httpx
 import pytest
 import uvicorn
 from pydantic import SecretStr
+from starlette.applications import Starlette
 
+from cli_session_proxy import logs
 from cli_session_proxy.commands import asking, changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.prerequisites import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
+from cli_session_proxy.http import server as http_server
 from cli_session_proxy.http.binding import bind, bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make_key
 from cli_session_proxy.http.served import Served, served_at, server_pid
 from cli_session_proxy.http.server import notices
+from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import GitMemory, Profile, Settings
 
 from ..conftest import FAKE_KEY
+from ..fakes import FakeEngine
 from ..no_cli import NoCli
 from ..serving import started
 from ..test_cli import fill
@@ -290,6 +295,32 @@ def test_a_made_key_lets_serve_listen_on_other_addresses(tmp_path: Path) -> None
     make_key(settings.var)
     with bound(settings):
         pass
+
+
+async def test_serve_asks_for_the_keys_that_it_found_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's start may take minutes: a key that is removed meanwhile must not leave the proxy open to all."""
+    settings = Settings(var=tmp_path / "var", host="0.0.0.0", port=0)
+    key = make_key(settings.var)
+    apps: list[Starlette] = []
+
+    class Starting(FakeEngine):
+        async def start(self) -> None:
+            key.unlink()
+
+        async def stop(self) -> None:
+            pass
+
+    async def run(app: Starlette, *rest: object) -> None:
+        apps.append(app)
+
+    monkeypatch.setattr(http_server, "Engine", lambda *given: Starting())
+    monkeypatch.setattr(http_server, "_run", run)
+    monkeypatch.setattr(logs, "configure", lambda *given, **more: None)
+    await http_server.serve(settings, print, Watchdog())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(apps[0]), base_url="http://127.0.0.1") as client:
+        assert (await client.get("/v1/models")).status_code == 401
 
 
 # --- what serve says
