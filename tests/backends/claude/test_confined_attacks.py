@@ -431,6 +431,7 @@ async def test_settings_that_an_older_cli_loads_in_every_turn_are_not_written_fr
         "CLAUDE.md",
         ".bashrc",
         ".config/git/config",
+        ".aws/config",
         "home",
         "var",
         "sandbox_root",
@@ -454,7 +455,7 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
         monkeypatch.setattr(tempfile, "tempdir", str(added))
     elif place in ("var", "sandbox_root"):
         settings = settings.model_copy(update={place: added / "inner"})
-    elif place in (".bashrc", ".config/git/config"):
+    elif place in (".bashrc", ".config/git/config", ".aws/config"):
         (shells.home / place).parent.mkdir(parents=True, exist_ok=True)
         (shells.home / place).symlink_to(added / "inner")
     elif place == "home":

@@ -101,10 +101,13 @@ GLOBAL_SETTINGS = (".claude.json", ".config.json")
 PROJECT_SETTINGS = ("settings.json", "settings.local.json")
 # What a CLI reads of a project, by its name anywhere below the agent's directory.
 INSTRUCTIONS = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".mcp.json")
-# Files of the home that a CLI, its shell and git read (2.1.332).
+# Files of the home that a CLI, its shell, git and what starts MCP servers read (2.1.332). With Bedrock a CLI runs the
+# `credential_process` of AWS.
 OF_HOME = (
     ".bash_login", ".bash_profile", ".bashrc", ".profile", ".zlogin", ".zprofile", ".zshenv", ".zshrc", ".gitconfig",
     ".config/git/config", ".config/anthropic/active_config", ".config/anthropic/configs/default.json", ".claude.json",
+    ".aws/config", ".aws/credentials", ".config/gcloud/application_default_credentials.json", ".npmrc", ".ssh/config",
+    ".config/uv/uv.toml", ".config/pip/pip.conf",
 )  # fmt: skip
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
