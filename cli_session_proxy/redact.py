@@ -123,9 +123,20 @@ def head(value: str, most: int) -> str:
     return text(value[: 8 * most])[:most]
 
 
-def _scrubbed(value: str) -> str:
+def of_call(value: str) -> str:
+    """A tool's call without our own keys and tokens of a vendor's form. A person must be shown all that would run: what
+    else `text` hides, such as all lines after the first one of a private key, may be commands."""
+    return _TOKEN.sub(HIDDEN, _without_known(value))
+
+
+def _without_known(value: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         value = value.replace(secret, HIDDEN)
+    return value
+
+
+def _scrubbed(value: str) -> str:
+    value = _without_known(value)
     # Private keys, with the lines around them; one without its last line is hidden to the end of the text.
     pieces: list[str] = []
     done = 0

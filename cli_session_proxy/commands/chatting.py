@@ -203,19 +203,22 @@ async def _ask_approval(talk: ChatTalk, request: JSON, write: Write, person: Lin
     """Ask the person whether this tool may run, until the answer is understood, and pass it on."""
     lines = [f"{request['tool']}{' of a sub-agent' if request['sub_agent'] else ''} waits for your approval:"]
     lines += [f"  {line}" for line in request["text"].split("\n")]
-    if request["left_out"]:
-        lines.append(f"and {request['left_out']} more characters, which the page shows")
+    answers = "y once, t for this turn, n WORDS no"
+    if request["left_out"]:  # nobody allows what they have not been shown
+        lines.append(f"and {request['left_out']} more characters: to allow it, read all of it on the page")
+        answers = "n WORDS no"
     if request["before"] is not None:
         lines.append("The same call was allowed in an earlier attempt of this turn: it may have run already.")
     write("".join(f"  {printable(line)}\n" for line in lines))
     while True:
         person.forget()  # typed before the question was shown: no answer to it
-        write(f"  may it? y once, t for this turn, n WORDS no {PROMPT}")
+        write(f"  may it? {answers} {PROMPT}")
         line = await person.next()
         if line is None:
             return
         typed, _, reason = line.strip().partition(" ")
-        if (decision := DECISIONS.get(typed.lower())) is not None and (not reason or decision == "deny"):
+        decision = DECISIONS.get(typed.lower())
+        if decision == "deny" or (decision is not None and not reason and not request["left_out"]):
             break
     try:
         await talk.decide(request["id"], decision, reason.strip() or None)

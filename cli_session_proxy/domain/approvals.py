@@ -21,7 +21,7 @@ LONGEST_WORD = 2000
 LONGEST_ASKED, LOOKED_AT = 200, 64 * 1024
 # The most approval requests of one turn: all are stored with it. More are refused.
 MOST = 500
-# The longest call in characters: a person is shown all of it, redacted.
+# The longest call in characters: a person is shown all of it, without keys.
 LARGEST = 1024 * 1024
 
 

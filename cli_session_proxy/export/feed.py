@@ -104,11 +104,11 @@ COMPARED = 300
 
 
 def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:
-    """A request for approval. `kind`: command, diff or arguments. `text`: redacted, at most `most` characters of it,
-    without its last `left_out`. `before`: when an earlier attempt of the turn was allowed the same, so that it may be
-    done already."""
+    """A request for approval. `kind`: command, diff or arguments. `text`: without keys, and cut to `most` characters:
+    `left_out` are missing. `before`: when an earlier attempt of the turn was allowed the same, so that it may be done
+    already."""
     kind, whole = action(waiting.input)
-    text = visible(redact.text(whole))
+    text = visible(redact.of_call(whole))
     return stored_request_json(waiting.approval) | {
         "sub_agent": waiting.agent,
         "kind": kind,
@@ -125,7 +125,7 @@ def stored_request_json(approval: Approval) -> JSON:
         "id": approval.id,
         "tool": approval.tool,
         "sub_agent": None,
-        "asked": visible(redact.text(approval.asked)),
+        "asked": visible(redact.of_call(approval.asked)),
         "kind": None,
         "text": None,
         "left_out": 0,

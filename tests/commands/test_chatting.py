@@ -19,6 +19,7 @@ import httpx
 from cli_session_proxy.commands.chatting import COMMANDS, Interrupts, RemoteTalk, _turn, printable
 from cli_session_proxy.domain.approvals import Verdict
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export.feed import SHOWN
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import create_app
@@ -300,7 +301,7 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
         [
             asker.asks("r1", command="ls\n\x1b[2J -l"), None,
             asker.asks("r2", "Write", file_path="/f", content="x"), None,
-            asker.asks("r3"), None, delta("All done."),
+            asker.asks("r3", command="ls" + " " * SHOWN + "-l"), None, delta("All done."),
         ]
     )  # fmt: skip
     settings = make_settings()
@@ -331,7 +332,11 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
             await until(lambda: len(asker.told) == 2)
             backend.go.release()
             await terminal.see("Bash waits for your approval:")
-            await terminal.see("no › ")
+            await terminal.see("more characters: to allow it, read all of it on the page")
+            await terminal.see("may it? n WORDS no › ")
+            terminal.type("y\n")  # nobody allows what was not shown
+            await terminal.see("may it? n WORDS no › ")
+            assert len(asker.told) == 2
             (question,) = engine.asked("local")
             await engine.approve("local", "a", question.waiting.approval.id, Verdict("allowed", "local"))
             await terminal.see("[answered elsewhere, or over]")

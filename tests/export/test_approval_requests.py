@@ -59,3 +59,19 @@ def test_what_would_steer_the_reader_or_give_a_secret_away_is_not_shown_as_it_is
     assert told["text"] == "echo [redacted] \ufffd\ufffd[2J"
     assert told["asked"] == "echo [redacted] \ufffd"
     assert told["sub_agent"] == "sub"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git status # -----BEGIN PRIVATE KEY-----\nrm -rf ~",
+        "echo password=1|reboot",
+        "curl http://a:;reboot;@localhost",
+        "curl localhost/?key=1234567;reboot",
+        "echo authorization: bearer a1/../../bin/reboot",
+    ],
+)
+def test_what_would_run_is_shown_where_it_looks_like_a_secret(command: str) -> None:
+    approval = Approval("appr_1", "Bash", command, 1.0)
+    told = request_json(PendingApproval(approval, {"command": command}, 2.0))
+    assert (told["text"], told["asked"]) == (command, command)
