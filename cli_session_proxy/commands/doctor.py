@@ -118,6 +118,8 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _checkup("var", lambda: _writable("var", settings.var, "--var"))
     yield await _checkup("sandbox", lambda: _sandbox(settings))
     yield await _checkup("place", lambda: _unsafe_place(settings))
+    for says, mend in prerequisites.tools_off(settings):
+        yield Checkup("tools", "warning", says, mend)
     async for one in _confinement(settings, cli):
         yield one
     yield await _checkup("disk", lambda: _disk(settings.var))

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..backends.base import Login
 from ..backends.claude.mounts import file_system
 from ..backends.claude.process import capability, environment, logged_in
+from ..backends.claude.process.child import ALWAYS_OFF
 from ..backends.claude.process.failures import likely_model
 from ..errors import ClaudeUnavailable, ConfigError
 from ..http.binding import is_loopback
@@ -40,7 +41,7 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
     for profile, variable in sorted(settings.logins.items()):
         if not os.environ.get(variable):
             yield f"profile {profile}: its login has to be in {variable}, which is not set: its turns fail with 401"
-    for says, mend in unsafe_places(settings):
+    for says, mend in [*tools_off(settings), *unsafe_places(settings)]:
         yield f"{says}: {mend}"
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
@@ -101,6 +102,13 @@ def serves_others(settings: Settings, keys: Keys) -> str | None:
     if settings.uds is None and not is_loopback(settings.host):
         return f"host {settings.host!r} lets other machines in"
     return None
+
+
+def tools_off(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The tools of profiles that no agent gets, and what to do."""
+    for name, profile in sorted(settings.profiles.items()):
+        if off := sorted({tool.split("(")[0] for tool in profile.tools} & {*ALWAYS_OFF}):
+            yield f"profile {name} names {', '.join(off)}, off in every profile", "leave that out of its `tools`"
 
 
 def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:

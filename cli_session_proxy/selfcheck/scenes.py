@@ -6,12 +6,16 @@ The scenes run the code of production: its processes, its transcript writer and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import AF_UNIX
+
+import psutil
 
 from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.seen import Seen
@@ -391,6 +395,7 @@ async def _running(stage: Stage) -> SceneTalk | None:
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
         ("blocks", lambda stage, talk, process: talk.turn(stage, process, BESIDE_IMAGE, IMAGE)),
         ("words", _like_commands), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
+        ("no_inbox", _no_inbox),
     ]  # fmt: skip
     steps = [step for step in steps if step[0] not in stage.found]
     talk = None
@@ -495,6 +500,16 @@ async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> Non
         raise Differs("it did not take the conversation back")
     talk.texts, talk.turns = before
     await talk.turn(stage, process, INSTEAD)
+
+
+async def _no_inbox(_stage: Stage, _talk: SceneTalk, process: ClaudeProcess) -> None:
+    """Neither the process nor a descendant listens on a socket, where another agent's CLI could speak to it."""
+    started = psutil.Process(process.pid)
+    for one in (started, *started.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for socket in one.net_connections("all"):
+                if socket.status == psutil.CONN_LISTEN or (socket.family == AF_UNIX and socket.laddr):
+                    raise Differs(f"other agents' CLIs can speak to it: it listens at {socket.laddr}")
 
 
 # --- a new process for an existing session, and one that was started without a session

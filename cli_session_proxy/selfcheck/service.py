@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 # The name of the finding that marks a check as ended. A new name, after an observation was added to the check, makes
 # every CLI be checked again.
-RUN = "run 4"
+RUN = "run 5"
 # Seconds for which a claim of a check is valid: longer than two runs take.
 CLAIM = 180.0
 # Seconds between polls for the result of another proxy's check.
@@ -259,5 +259,5 @@ def sentence(
     begin = f"Claude CLI {cli.version} at {cli.path} {event} ({what})"
     if instead is not None:
         return f"{begin}: turns go on with version {instead.version}, which passed and is kept at {instead.path}"
-    harm = "what is said may be lost" if any(one.name in ESSENTIAL for one in failed) else "turns fail with 401"
+    harm = "words may be lost or overheard" if any(one.name in ESSENTIAL for one in failed) else "turns fail with 401"
     return f"{begin}: {harm}; {capability.pin(passed)}"

@@ -22,7 +22,7 @@ from cli_session_proxy.backends.claude.process.environment import login_command
 from cli_session_proxy.commands import prerequisites
 from cli_session_proxy.commands.prerequisites import report
 from cli_session_proxy.http.keys import Keys
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Profile, Settings
 
 # A CLI that records how it is started, asks for a code, and then knows that it is logged in.
 RECORDER = """#!{python}
@@ -114,6 +114,13 @@ async def test_a_misspelt_default_model_is_told_at_the_start(
     )  # fmt: skip
     told = [line async for line in report(settings, Keys(settings)) if "default_model" in line]
     assert told == ([] if meant is None else [f"default_model is {model!r}: did you mean {meant}?"])
+
+
+async def test_a_profile_that_names_a_tool_that_is_always_off_is_told_at_the_start(tmp_path: Path) -> None:
+    profiles = {"coder": Profile(tools=("Bash", "Workflow", "Monitor(x)")), "writer": Profile(tools=("Write",))}
+    settings = Settings(var=tmp_path / "var", claude_bin=tmp_path / "nothing", profiles=profiles)
+    told = [line async for line in report(settings, Keys(settings)) if line.startswith("profile")]
+    assert told == ["profile coder names Monitor, Workflow, off in every profile: leave that out of its `tools`"]
 
 
 async def test_a_directory_that_is_synced_is_told_at_the_start(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def arguments(what: str, argv: list[str]) -> list[str]:
         os.environ["CLAUDE_CONFIG_DIR"] += "/elsewhere"
     if what == "another folder":
         os.environ["CLAUDE_CODE_PROJECT_DIR_NAME"] = "sessions"
+    if what == "hears others":
+        del os.environ["CLAUDE_CODE_HARBOR_KITE"]
     if what == "bare":
         return [*argv, "--bare"]
     if what == "unasked":

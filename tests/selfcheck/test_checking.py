@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import ESSENTIAL, EXPECTED, NAMES
 from cli_session_proxy.selfcheck.running import Report, _run, check
+from cli_session_proxy.selfcheck.scenes import SceneTalk, _no_inbox
+from cli_session_proxy.selfcheck.stage import Differs, Stage
 from cli_session_proxy.settings import Settings
+from turnfault.provider.upstream import Upstream
 
-from ..conftest import processes
+from ..conftest import MakeSettings, processes
 from ..until import until
 from .tampered import tampered
 
@@ -53,10 +59,11 @@ CHANGES: dict[str, set[str]] = {
     "new names": {"whole_records"},
     "sums the prompt up": {"keeps_prompt"},
     "does not heal": {"heals_thinking"},
+    "hears others": {"no_inbox"},
     "bare": {"login", "can_use_tool"},  # it has no tool Write
 }
 # Each costs five seconds of a processor: a start, and a transcript and a request in one CLI, are always looked at.
-ALWAYS = ("no option",), ("broken parents", "lies:set_model")
+ALWAYS = ("no option",), ("broken parents", "lies:set_model", "hears others")
 
 
 def failed(report: Report) -> set[str]:
@@ -154,3 +161,22 @@ async def test_a_check_that_is_left_leaves_no_process_and_no_folder(
         await running
     await until(lambda: not list(processes((), mark=os.fsencode(folder))))
     assert list(folder.iterdir()) == []
+
+
+async def test_a_cli_to_which_others_can_speak_is_seen(
+    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    cli = await capability.probe(claude_2, settings.claude_env, tmp_path)
+    stage = Stage(cli, settings, upstream, tmp_path, math.inf)
+    try:
+        for without in ((), ("CLAUDE_CODE_HARBOR_KITE",)):
+            launch = stage.launch(cli)
+            env = tuple(pair for pair in launch.env if pair[0] not in without)
+            async with stage.running(replace(launch, env=env)) as process:
+                talk = SceneTalk(process.session_id)
+                await talk.turn(stage, process, "hello")
+                with pytest.raises(Differs, match=r"listens at .*sock") if without else contextlib.nullcontext():
+                    await _no_inbox(stage, talk, process)
+    finally:
+        await stage.guardian.close()

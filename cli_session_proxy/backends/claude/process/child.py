@@ -64,7 +64,8 @@ KNOWN_TOOLS = (
 # Tools that any MCP server adds; they only read what the profile's servers offer.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 # Off: with these a CLI prompts itself when no client asks (2.1.332). The model's answer would be in no turn.
-PROMPTING_TOOLS = ("CronCreate", "CronDelete", "CronList", "Monitor", "ScheduleWakeup", "Workflow")
+# `RemoteTrigger`, which a subscription adds, does so in the account's cloud, and lists there what others told it.
+ALWAYS_OFF = ("CronCreate", "CronDelete", "CronList", "Monitor", "RemoteTrigger", "ScheduleWakeup", "Workflow")
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 # A spare refuses a directory whose path could be a short name of Windows: `unsafe_path` (2.1.332).
 SHORT_NAME = re.compile(r"~\d")
@@ -187,7 +188,7 @@ class Launch:
         if rules:
             argv.append(f"--allowedTools={','.join(rules)}")
         names = list(dict.fromkeys(tool.split("(")[0] for tool in self.profile.tools if not tool.startswith("mcp__")))
-        denied: tuple[str, ...] = PROMPTING_TOOLS if names else ()
+        denied: tuple[str, ...] = ALWAYS_OFF if names else ()
         if self.capability.chooses_tools:
             argv.append(f"--tools={','.join(names)}")
         elif ALL_TOOLS not in names:

@@ -19,7 +19,7 @@ Name = Literal[
     "start", "frames", "tag", "tools_off", "place", "complete", "records", "round_trip", "same_id", "initialize",
     "words", "set_model", "apply_flag_settings", "mcp_set_servers", "interrupt", "rewind_conversation",
     "claim_session", "can_use_tool", "login", "prompt_file", "blocks", "whole_records", "heals_thinking",
-    "keeps_prompt",
+    "keeps_prompt", "no_inbox",
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 
@@ -49,6 +49,7 @@ SAYS: Mapping[Name, str] = {
     "whole_records": "records of several blocks, and of equal times, are loaded under the names that they have",
     "heals_thinking": "if the provider refuses signed thinking, it asks again without thinking",
     "keeps_prompt": "if it compacts before a turn, the turn's prompt is not part of the summary",
+    "no_inbox": "it listens on no socket, so other agents' CLIs cannot speak to it",
 }
 
 # The first version that is known to do it; (0, 0, 0): every supported one.
@@ -92,10 +93,14 @@ EXPECTED: Mapping[Name, Version] = {
     # 1.0.120, 2.1.71 and 2.1.100 make the new prompt part of the summary, and then only ask the model to go on;
     # 2.1.200, 2.1.260 and 2.1.332 do not (run).
     "keeps_prompt": (2, 1, 200),
+    # Without CLAUDE_CODE_HARBOR_KITE=0, 2.1.332 listens at $TMPDIR/cc-socks/<pid>.sock, and lists all that do to its
+    # model. 1.0.120 and 2.1.71 never listen.
+    "no_inbox": ANY,
 }
 
-# A CLI that fails one of these may lose or invent messages, or act without permission: another one is used.
-ESSENTIAL: tuple[Name, ...] = ("start", "frames", "tools_off", "place", "records", "round_trip")
+# A CLI that fails one of these may lose or invent messages, show them to others, or act without permission: another
+# one is used.
+ESSENTIAL: tuple[Name, ...] = ("start", "frames", "tools_off", "place", "records", "round_trip", "no_inbox")
 
 DETAIL = 400  # the most characters of a CLI's message
 

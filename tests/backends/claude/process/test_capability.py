@@ -22,7 +22,7 @@ from cli_session_proxy.backends.claude.process.capability import (
     how_to_install,
     probe,
 )
-from cli_session_proxy.backends.claude.process.child import PROMPTING_TOOLS, Launch
+from cli_session_proxy.backends.claude.process.child import ALWAYS_OFF, Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile, Settings
 
@@ -336,7 +336,7 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     assert "--tools=" in launch(new).argv()
     profile = Profile(tools=("Read", "Bash(git *)", "mcp__x__y"))
     argv = launch(new, profile=profile).argv()
-    prompting = f"--disallowedTools={','.join(PROMPTING_TOOLS)}"
+    prompting = f"--disallowedTools={','.join(ALWAYS_OFF)}"
     assert {"--tools=Read,Bash", "--allowedTools=mcp__client,Bash(git *),mcp__x__y", prompting} <= set(argv)
     denied = next(part for part in launch(old, profile=profile).argv() if part.startswith("--disallowedTools="))
     names = denied.partition("=")[2].split(",")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.process.child import PROMPTING_TOOLS
 from cli_session_proxy.backends.claude.process.events import ProcessDied
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import unsafe_prompt
@@ -106,15 +105,24 @@ async def test_a_profile_offers_its_tools_only(
     assert not names & {"Bash", "Write", "Edit", "WebFetch", "Task", "Agent"}
 
 
-async def test_tools_by_which_a_cli_prompts_itself_are_not_offered(
-    claude_2: Path, upstream: Upstream, real: MakeLaunch, start: Start
+# What CLI 2.1.332 offers with `default`. Each was called (with TaskCreate, TaskGet, TaskList and TaskUpdate, which it
+# adds for models before 5): no agent saw another's words, and no turn came that nobody had asked for.
+HARMLESS = {
+    "Agent", "Bash", "Edit", "EnterWorktree", "ExitWorktree", "NotebookEdit", "Read", "ReportFindings", "SendMessage",
+    "Skill", "TaskStop", "WebFetch", "WebSearch", "Write",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("login", ["ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"])
+async def test_a_cli_offers_no_tool_that_nobody_has_looked_at(
+    login: str, claude_2: Path, upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
-    """What the model is told and says then is in no turn: a request that came just then got that answer (2.1.332)."""
-    launch = await real(claude_2, profile=Profile(tools=("default",)), system_prompt=None)
+    """By some tools a CLI prompts itself (a request that came just then got that answer), or speaks to other CLIs."""
+    env = {"ANTHROPIC_API_KEY": "", login: "sk-ant-oat01-fake"}
+    launch = await real(claude_2, profile=Profile(tools=("default",)), system_prompt=None, extra_env=env)
     await ask(await start(launch), "hi")
     names = {tool["name"] for tool in upstream.requests[-1].body["tools"]}
-    assert "Bash" in names
-    assert not names & {*PROMPTING_TOOLS}
+    assert names == HARMLESS
 
 
 @old_cli_in_full
