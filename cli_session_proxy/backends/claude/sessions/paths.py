@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 from ....domain.models import Agent, Record, Turn
-from ....errors import DamagedRow
 from ....sandbox import Sandboxes
 from ....stores.base import Store
 from .. import transcript
@@ -26,20 +25,16 @@ def may_be_forged(sandboxes: Sandboxes, agent: Agent, parent: Turn) -> bool:
 
 
 async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:
-    """The records of the path to this turn, after these additional decisions; none without a turn.
-
-    Raises `DamagedRow` for a mark that this program never writes."""
+    """The records of the path to this turn, after these additional decisions; none without a turn. Raises
+    `DamagedRow`."""
     records = [*(await store.records(turn_id) if turn_id is not None else ()), *decisions]
     uuids = [record.uuid for record in records if record.uuid is not None]
     if len(set(uuids)) < len(uuids):
         records = await asyncio.to_thread(_named_once, records)
     if not any(map(mending.is_mark, records)):
         return records
-    try:
+    with transcript.stored():
         return await asyncio.to_thread(mending.shown, records)
-    except (ValueError, TypeError, LookupError, AttributeError) as exc:
-        why = f"a mark in the records of the path to {turn_id} ({type(exc).__name__})"
-        raise DamagedRow(f"a row of the store is damaged: {why}; correct it, or restore the row from a backup") from exc
 
 
 def _named_once(records: Sequence[Record]) -> list[Record]:

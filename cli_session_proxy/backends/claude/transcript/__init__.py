@@ -20,6 +20,7 @@ from .entries import (
     parse,
     parse_records,
     reread,
+    stored,
     total_cost,
     unbroken,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "reread",
     "seconds",
     "stops_at_unknown",
+    "stored",
     "timestamp",
     "total_cost",
     "unbroken",

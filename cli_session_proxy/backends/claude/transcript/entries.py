@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -18,7 +19,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
-from ....errors import SessionBusy
+from ....errors import DamagedRow, SessionBusy
 from .at_once import MANY_VALUES, Place
 from .shapes import MESSAGE, RECORD
 
@@ -292,8 +293,21 @@ def too_much(what: str) -> OSError:
     return OSError(errno.EFBIG, f"it holds more {what}")
 
 
+@contextmanager
+def stored() -> Iterator[None]:
+    """Raises `DamagedRow` if a stored record is read that no version of this program wrote."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise DamagedRow(
+            f"a record of this conversation cannot be read ({type(exc).__name__}): correct its row in the store, or "
+            "restore it from a backup"
+        ) from exc
+
+
 def parse_records(records: Iterable[Record]) -> Parsed:
-    entries = tuple(Entry(record.line, json.loads(record.line)) for record in records)
+    with stored():
+        entries = tuple(Entry(record.line, json.loads(record.line)) for record in records)
     return Parsed(entries, conversation_of(entries))
 
 

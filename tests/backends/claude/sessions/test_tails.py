@@ -15,6 +15,7 @@ from cli_session_proxy.backends.claude.sessions import paths
 from cli_session_proxy.backends.claude.sessions.tails import Origin, origin
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Agent, Block, Message, Record
+from cli_session_proxy.errors import DamagedRow
 from cli_session_proxy.stores.base import Store
 from turnfault.provider.upstream import Upstream
 
@@ -124,3 +125,20 @@ async def test_a_uuid_that_a_turn_has_used_again_is_written_once(tmp_path: Path)
         (first.uuid, None), (last.uuid, first.uuid), (ANOTHER, last.uuid)
     ]  # fmt: skip
     transcript.reread(file, mark)
+
+
+@pytest.mark.parametrize(
+    "line", ["running", "7", "[" * 100_000, '{"type":"cli-session-proxy/mark","mark":"summary","uuids":["x"]}']
+)
+async def test_a_record_that_nobody_wrote_is_a_damaged_row(line: str) -> None:
+    """It was a fault of ours, in the overview of its owner's agents, too."""
+
+    class Damaged:
+        async def records(self, turn_id: str) -> Sequence[Record]:
+            return [Record(line)]
+
+    async def read() -> None:
+        transcript.parse_records(await paths.shown(cast(Store, Damaged()), "turn_1"))
+
+    with pytest.raises(DamagedRow):
+        await read()
