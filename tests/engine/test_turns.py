@@ -11,7 +11,8 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ProxyError
-from turnfault.provider.script import Fail
+from cli_session_proxy.settings import Profile
+from turnfault.provider.script import Fail, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
@@ -234,12 +235,24 @@ async def test_an_image_reaches_the_model_again_on_the_next_turn(
 async def test_deleting_an_agent_leaves_nothing_of_it(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings(claude_bin=claude_2, profiles={"lists": Profile(tools=("TaskCreate",))})
+    task = {"subject": "secret", "description": "secret"}
+    upstream.when("note it", ToolUse([("TaskCreate", task)]), times=2)
+    config_dir = settings.claude_config_dir or Path()
+
+    def kept() -> list[Path]:
+        return [path for path in config_dir.rglob("*") if path.is_file() and "secret" in path.read_text("latin-1")]
+
     async with running(settings) as engine:
-        await ask(engine, "secret")
+        for agent in "ab":
+            await ask(engine, "note it", agent=agent, profile="lists")
+        both = kept()
+        assert {path.relative_to(config_dir).parts[0] for path in both} == {"projects", "tasks"}
         assert await engine.delete("local", "a")
         assert not await engine.delete("local", "a")
-        assert not list((settings.claude_config_dir or Path()).glob("projects/*/*.jsonl"))
+        assert len(kept()) == len(both) / 2
+        assert await engine.delete("local", "b")
+        assert kept() == []
         assert not (settings.var / "sandbox" / "agents" / "a").exists()
         await ask(engine, "hello")
     assert heard(upstream) == ["hello"]

@@ -35,6 +35,8 @@ DEEPEST = 16  # nested folders beside a transcript; the CLI makes two
 MOST_NAMES = 100_000
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
+# Beside `projects` the CLI keeps more of a session under its id: the task list (1.0.120: `todos`), and copies of files.
+OF_SESSIONS = ("tasks", "todos", "file-history", "session-env", "uploads", "dev-mods")
 MEMORY = "memory"  # the folder beside the sessions with the model's notes for later ones (2.1.329)
 
 
@@ -196,6 +198,15 @@ def remove(path: Path) -> None:
         for entry in entries:
             if entry.name.startswith(ours):
                 remove_any(Path(entry.path))
+
+
+def remove_lists(config_dir: Path, session_ids: Collection[str]) -> None:
+    """Remove what the CLI keeps of these sessions beside `projects`. Raises `SandboxError`."""
+    for folder in OF_SESSIONS:
+        with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / folder) as entries:
+            for entry in entries:
+                if entry.name.partition("-agent-")[0] in session_ids:  # of 1.0.120: <session>-agent-<sub-agent>.json
+                    remove_any(Path(entry.path))
 
 
 def make_project(project: Path) -> None:
