@@ -16,6 +16,7 @@ from .errors import ConfigError
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+MOST_LINKS = 40  # links on the way to one file, as in the kernel
 
 System = Literal["linux", "musl", "macos"]
 Task = Literal["install the CLI", "install bubblewrap", "allow more open files", "see who listens", "set the clock"]
@@ -118,6 +119,16 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
         if len(share) == 2 and share[0] > 0:
             quotas.append(math.ceil(share[0] / share[1]))
     return min([free, *quotas])
+
+
+def links_to(path: Path) -> Iterator[Path]:
+    """The links on the way to the real path."""
+    for _ in range(MOST_LINKS):
+        link = next((at for at in (*reversed(path.parents), path) if at.is_symlink()), None)
+        if link is None:
+            return
+        yield link
+        path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
 
 
 class Mounts:

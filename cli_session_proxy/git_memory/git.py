@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, InvalidRequest
-from ..machine import absolute, interpreter
+from ..machine import Mounts, absolute, interpreter, links_to
 from ..tasks import in_thread_at
 from . import within_program
 
@@ -213,10 +213,13 @@ class Repository:
             is_own = common == git_dir and named_here and (top / ".git").is_file()
         # An agent could put a link to another repository on the way. A repository around the folder is no other one.
         found_at = git_dir if top is None else top
+        mounts, path = Mounts(), Path(os.path.abspath(self.path))
+        way = (*links_to(path), path.resolve())
+        found_place = mounts.place(found_at.resolve())
         for folder in self._written:
-            real = Path(os.path.realpath(folder))
-            if any(map(self.path.is_relative_to, (folder, real))):
-                is_own &= found_at.is_relative_to(real) or real.is_relative_to(found_at)
+            written = mounts.shown(folder.resolve()).values()
+            if any(mounts.place(at).is_relative_to(one) for at in way for one in written):
+                is_own &= any(found_place.is_relative_to(one) or one.is_relative_to(found_place) for one in written)
         odd = None
         if is_own:
             found_odd = (_link_or_pipe(folder / name) for folder in {git_dir, common} for name in _GIT_FILES)

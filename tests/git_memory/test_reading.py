@@ -307,12 +307,18 @@ async def test_a_link_in_a_folder_that_agents_write_leads_to_no_other_repository
     (tmp_path / "name").symlink_to(inside)  # a person's link elsewhere
     for path, written in ((tmp_path / "name", added), (inside, inside), (inside, inside / ".git" / "refs")):
         assert (await earlier(path, FIX, 10, (written,))).last_number == 1
+    (tmp_path / "outer").symlink_to(added)  # the same
+    assert (await earlier(tmp_path / "outer" / "repo", FIX, 10, (added,))).last_number == 1
     inside.rename(added / "aside")
     inside.symlink_to(other.path)
     monkeypatch.setattr(git, "_first_used", {})
     assert (await earlier(inside, FIX, 10)).last_number == 7
     head = other("rev-parse", "HEAD")
-    for ask in (lambda: earlier(inside, FIX, 10, (added,)), lambda: write(inside, attempt(2), written=(added,))):
+    for ask in (
+        lambda: earlier(inside, FIX, 10, (added,)),
+        lambda: earlier(tmp_path / "outer" / "repo", FIX, 10, (added,)),
+        lambda: write(inside, attempt(2), written=(added,)),
+    ):
         with pytest.raises(ConfigError, match="not its own"):
             await ask()
     assert other("rev-parse", "HEAD") == head

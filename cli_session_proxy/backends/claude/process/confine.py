@@ -34,12 +34,12 @@ import signal
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import Mounts, command_to, interpreter, tasks
+from ....machine import Mounts, command_to, interpreter, links_to, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, NO_PROFILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
@@ -113,7 +113,6 @@ NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder t
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
 SOCKETS, REGISTER = "cc-socks", "sessions"
-MOST_LINKS = 40  # links on the way to one file, as in the kernel
 
 
 _works = False  # tried on this machine, with success
@@ -355,7 +354,7 @@ class _Boundary:
         others[short_tmpdirs()] = "other agents' TMPDIR"
         written = self._disks.shown(folder.resolve()).values()
         for path, what in (mounted | others).items():
-            way = [self._disks.place(at) for at in (*_links(path), path.resolve())]
+            way = [self._disks.place(at) for at in (*links_to(path), path.resolve())]
             reachable = path.is_relative_to(folder) or any(at.is_relative_to(one) for at in way for one in written)
             if path != self._home:
                 reachable |= folder.is_relative_to(path) or any(one.is_relative_to(way[-1]) for one in written)
@@ -367,7 +366,7 @@ class _Boundary:
     def _programs_of_others(self) -> dict[Path, str]:
         """Programs that run outside this sandbox or in another agent's, each with a description. They must not be
         writable inside."""
-        found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
+        found = dict.fromkeys((*_software(self._program, self._env), *links_to(self._program)), "the Claude CLI")
         # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not. And files
         # that decide whom a CLI or the proxy trusts, or what it runs for a login (`credential_process` of AWS).
         lists = {
@@ -540,19 +539,9 @@ def _users(home: Path) -> dict[str, str]:
     }
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """The links on the way to the real path."""
-    for _ in range(MOST_LINKS):
-        link = next((at for at in (*reversed(path.parents), path) if at.is_symlink()), None)
-        if link is None:
-            return
-        yield link
-        path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
-
-
 def _with_links(path: Path) -> list[Path]:
     """The path, the links on the way to its real path, and that real path."""
-    return [path, *_links(path), Path(os.path.realpath(path))]
+    return [path, *links_to(path), Path(os.path.realpath(path))]
 
 
 def _software(program: Path, env: Mapping[str, str]) -> Iterable[Path]:
