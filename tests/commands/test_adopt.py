@@ -291,6 +291,13 @@ async def test_the_next_turn_remembers_what_a_person_did_with_the_cli(
     assert link.detail["turns"] == 3
     (state,) = await verifying.verify(settings, None, "a")
     assert not state.differences
+    tasks = settings.claude_config_dir / "tasks" / source.stem / "1.json"  # the person's own list stays theirs
+    tasks.parent.mkdir(parents=True)
+    tasks.write_text("{}")
+    async with running(settings) as engine:
+        assert await engine.delete("local", "a")
+    assert source.read_bytes() == original
+    assert tasks.exists()
 
 
 def heard_before(seen: Any) -> list[str]:

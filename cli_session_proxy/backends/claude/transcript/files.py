@@ -201,11 +201,13 @@ def remove(path: Path) -> None:
 
 
 def remove_lists(config_dir: Path, session_ids: Collection[str]) -> None:
-    """Remove what the CLI keeps of these sessions beside `projects`. Raises `SandboxError`."""
+    """Remove what the CLI keeps of these sessions beside `projects`, but for those that have a transcript somewhere:
+    an adopted session is still a person's. Raises `SandboxError`."""
     for folder in OF_SESSIONS:
         with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / folder) as entries:
             for entry in entries:
-                if entry.name.partition("-agent-")[0] in session_ids:  # of 1.0.120: <session>-agent-<sub-agent>.json
+                session_id = entry.name.partition("-agent-")[0]  # of 1.0.120: <session>-agent-<sub-agent>.json
+                if session_id in session_ids and not find_elsewhere(config_dir, session_id, ()):
                     remove_any(Path(entry.path))
 
 
