@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +102,8 @@ def _words(content: list[dict[str, Any]]) -> str:
 SHOWN = 20_000
 # The most lines of a text that is diffed: the time is the product of both lengths, at worst.
 COMPARED = 300
+# So many blank characters would move the rest out of sight: their number is shown instead.
+_BLANK = re.compile(r"\s{200,}")
 
 
 def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:
@@ -108,7 +111,7 @@ def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:
     `left_out` are missing. `before`: when an earlier attempt of the turn was allowed the same, so that it may be done
     already."""
     kind, whole = action(waiting.input)
-    text = visible(redact.of_call(whole))
+    text = _BLANK.sub(lambda run: f"\n[{len(run[0]):,} blank characters]\n", visible(redact.of_call(whole)))
     return stored_request_json(waiting.approval) | {
         "sub_agent": waiting.agent,
         "kind": kind,
@@ -158,7 +161,9 @@ def action(arguments: JSON) -> tuple[str, str]:
             return "diff", _with_rest("\n".join([*parts, *rest]), arguments, "file_path", "edits")
         case {"file_path": str(path), "content": str(content)}:
             lines = "".join(f"+{line}\n" for line in content.split("\n"))
-            return "diff", _with_rest(f"the whole of {path} becomes\n{lines}", arguments, "file_path", "content")
+            return "diff", _with_rest(
+                f"the whole of {_in_one_line(path)} becomes\n{lines}", arguments, "file_path", "content"
+            )
     return "arguments", json.dumps(arguments, ensure_ascii=False, indent=1)
 
 
@@ -170,7 +175,12 @@ def _diff(path: str, old: str, new: str) -> str:
         lines = [f" {line}" for line in before]
     else:  # the first three lines name the files and the place
         lines = list(difflib.unified_diff(before, after, n=COMPARED, lineterm=""))[3:]
-    return "\n".join((f"in {path}", *lines))
+    return "\n".join((f"in {_in_one_line(path)}", *lines))
+
+
+def _in_one_line(path: str) -> str:
+    """The path; in JSON if it has lines, which would be taken for those of the file."""
+    return json.dumps(path, ensure_ascii=False) if "\n" in path or "\r" in path else path
 
 
 def _rest(arguments: JSON, *shown: str) -> str:

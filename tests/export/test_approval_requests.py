@@ -25,6 +25,8 @@ EDIT = {"file_path": "/f", "old_string": "a\nb\nc", "new_string": "a\nB\nc"}
         ({"file_path": "/f", "old_string": "a", "new_string": "a"}, "diff", "in /f\n a"),
         ({"file_path": "/f", "edits": [{"old_string": "a", "new_string": "b"}]}, "diff", "in /f\n-a\n+b"),
         ({"file_path": "/f", "content": "a\nb"}, "diff", "the whole of /f becomes\n+a\n+b\n"),
+        ({**EDIT, "file_path": "/f\n c/../../g"}, "diff", 'in "/f\\n c/../../g"\n a\n-b\n+B\n c'),
+        ({"file_path": "/f\n+", "content": ""}, "diff", 'the whole of "/f\\n+" becomes\n+\n'),
         ({"file_path": "/f", "edits": ["?"]}, "arguments", '{\n "file_path": "/f",\n "edits": [\n  "?"\n ]\n}'),
         ({"command": 7}, "arguments", '{\n "command": 7\n}'),
         ({}, "arguments", "{}"),
@@ -75,3 +77,9 @@ def test_what_would_run_is_shown_where_it_looks_like_a_secret(command: str) -> N
     approval = Approval("appr_1", "Bash", command, 1.0)
     told = request_json(PendingApproval(approval, {"command": command}, 2.0))
     assert (told["text"], told["asked"]) == (command, command)
+
+
+def test_nothing_is_moved_out_of_sight() -> None:
+    approval = Approval("appr_1", "Bash", "ls", 1.0)
+    told = request_json(PendingApproval(approval, {"command": "ls" + "\n" * 5000 + "rm -rf ~"}, 2.0))
+    assert told["text"] == "ls\n[5,000 blank characters]\nrm -rf ~"
