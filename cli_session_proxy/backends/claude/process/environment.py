@@ -144,6 +144,9 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_CRON": "1",
         # Off: a CLI lists all others of this user to its model, which can speak in their conversations (2.1.332).
         "CLAUDE_CODE_HARBOR_KITE": "0",
+        # Off: a CLI fetches the account's connectors (mail, files) from claude.ai at each start. Without
+        # --strict-mcp-config every agent could use them (2.1.332).
+        "ENABLE_CLAUDEAI_MCP_SERVERS": "false",
         # A CLI that cannot start gives the reason in a result, instead of only ending (2.1.274).
         "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
         "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),

@@ -252,6 +252,7 @@ def test_nothing_but_the_allowed_reaches_the_cli(tmp_path: Path, monkeypatch: py
     assert (env["TMPDIR"], env["CLAUDE_CODE_MAX_RETRIES"]) == (str(tmp_path), "3")
     assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "3750"
     assert (env["CLAUDE_CODE_FORK_SUBAGENT"], env["CLAUDE_CODE_STARTUP_FAILURE_RESULTS"]) == ("0", "1")
+    assert env["ENABLE_CLAUDEAI_MCP_SERVERS"] == "false"
 
 
 CLOUDS = {
