@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from cli_session_proxy.backends.claude.sessions import adoption
 from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
 from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
-from cli_session_proxy.backends.claude.transcript import Entry
+from cli_session_proxy.backends.claude.transcript import Entry, files
 from cli_session_proxy.commands import moving, verifying
 from cli_session_proxy.commands.stored import opened_or_new
 from cli_session_proxy.domain.models import Message
@@ -193,6 +194,25 @@ async def test_a_link_or_a_pipe_of_a_sessions_name_is_not_its_transcript(
         await adopted(settings, SESSION)
     write(projects / "real" / f"{SESSION}.jsonl", TALK)
     assert (await adopted(settings, SESSION)).source.parent == projects / "real"
+
+
+async def test_a_link_that_takes_the_place_of_the_file_that_was_found_is_not_followed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a confined agent's program could put there at any moment."""
+    write(tmp_path / "others.jsonl", TALK)
+    file = write(tmp_path / "config" / "projects" / "its" / f"{SESSION}.jsonl", TALK)
+    find = files.find_elsewhere
+
+    def find_and_lose(config_dir: Path, session_id: str, but: Collection[Path]) -> list[Path]:
+        found = find(config_dir, session_id, but)
+        file.unlink()
+        file.symlink_to(tmp_path / "others.jsonl")
+        return found
+
+    monkeypatch.setattr(files, "find_elsewhere", find_and_lose)
+    with pytest.raises(InvalidRequest, match="a link"):
+        await adopted(settings, SESSION)
 
 
 async def test_two_files_of_one_session_must_be_named(settings: Settings, tmp_path: Path) -> None:

@@ -709,6 +709,29 @@ def test_an_agents_first_turn_does_not_wait_for_a_proxy_that_is_paused_while_it_
     assert len([*(tmp_path / "cli-session-proxy").glob("*-second")]) == 1
 
 
+def test_of_two_agents_that_follow_one_that_is_gone_one_gets_its_folder(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings()
+    projects = Projects(settings, Sandboxes(settings), tmp_path)
+    for name in ("x.y", "x-y", "x_y"):
+        (tmp_path / name).mkdir()
+    projects.own(tmp_path / "x.y")
+    (tmp_path / "x.y").rmdir()
+    (note,) = (tmp_path / "cli-session-proxy").iterdir()
+    make = os.symlink
+
+    def beside_another(*args: object) -> None:
+        """The other one's first step, which waits for no lock, comes just before."""
+        with contextlib.suppress(FileExistsError):
+            make(tmp_path / "x_y", note)
+        make(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "symlink", beside_another)
+    projects.own(tmp_path / "x-y")
+    assert os.readlink(note) == str(tmp_path / "x-y")
+
+
 def test_a_folder_of_the_clis_sessions_is_one_agents_until_its_directory_is_gone(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:

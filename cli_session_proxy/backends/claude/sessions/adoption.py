@@ -265,7 +265,7 @@ def find_source(projects: Path, source: str) -> Path:
             if path.is_file():
                 return path.resolve()
         raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
-    # No link: a confined agent's program may have put it there, to what it cannot read itself.
+    # No link, now or later: a confined agent's program may put it there, to what it cannot read itself.
     found = files.find_elsewhere(projects.parent, source, ()) if is_session_id(source) else []
     if len(found) > 1:
         listed = ", ".join(map(str, found))
@@ -275,7 +275,7 @@ def find_source(projects: Path, source: str) -> Path:
             f"no session {source!r}: looked for {projects}/*/<session id>.jsonl; name the file itself, or another "
             "directory of the CLI with --claude-config-dir"
         )
-    return found[0].resolve()
+    return found[0]
 
 
 @dataclass(slots=True)

@@ -92,9 +92,11 @@ class Projects:
                 note.symlink_to(os.path.realpath(cwd))
                 return
             with self._removing_owners():
-                if not self.is_others_own(cwd):
-                    note.unlink(missing_ok=True)
+                with contextlib.suppress(FileExistsError):  # it was removed meanwhile
                     note.symlink_to(os.path.realpath(cwd))
+                    return
+                if not self.is_others_own(cwd):
+                    _replace_link(note, os.path.realpath(cwd))
                     return
         except (OSError, SandboxError) as exc:  # perhaps only `projects` is writable, or the disk has no symbolic links
             log.warning("sessions_owner_not_noted", dir=cwd.name, error=str(exc))
@@ -155,9 +157,7 @@ class Projects:
             return path
         note = self._note(cwd, project_dir(self.config_dir, cwd))
         make_private(note.parent)
-        fresh = note.with_name(f".{secrets.token_hex(8)}")
-        os.symlink(places[0].parent, fresh)
-        os.replace(fresh, note)
+        _replace_link(note, places[0].parent)
         return places[0]
 
     def elsewhere(self, path: Path) -> list[Path]:
@@ -192,3 +192,10 @@ class Projects:
 
     def _note(self, cwd: Path, guess: Path) -> Path:
         return self._notes / f"{cwd.name}.{hashlib.sha256(os.fsencode(guess)).hexdigest()[:16]}"
+
+
+def _replace_link(link: Path, target: Path | str) -> None:
+    """Never is there no link: another agent that finds none makes its own."""
+    fresh = link.with_name(f".{secrets.token_hex(8)}")
+    os.symlink(target, fresh)
+    os.replace(fresh, link)
