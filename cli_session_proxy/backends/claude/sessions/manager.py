@@ -728,7 +728,7 @@ class Sessions:
         # write its transcripts, may have other agents' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         if not confined:  # its own lists went with its process, and it may have named others' sessions
-            await asyncio.to_thread(files.remove_lists, self._projects.config_dir, {*filter(is_session_id, named)})
+            await asyncio.to_thread(self._projects.remove_lists, cwd, {*filter(is_session_id, named)})
         for folder in folders:
             args = (self._projects.is_others_own, cwd) if folder == own else (self._projects.is_others, folder, cwd)
             if not await in_thread_at(folder, *args):

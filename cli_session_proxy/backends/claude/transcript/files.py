@@ -35,8 +35,6 @@ DEEPEST = 16  # nested folders beside a transcript; the CLI makes two
 MOST_NAMES = 100_000
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
-# Beside `projects` the CLI keeps more of a session under its id: the task list (1.0.120: `todos`), and copies of files.
-OF_SESSIONS = ("tasks", "todos", "file-history", "session-env", "uploads", "dev-mods")
 MEMORY = "memory"  # the folder beside the sessions with the model's notes for later ones (2.1.329)
 
 
@@ -198,17 +196,6 @@ def remove(path: Path) -> None:
         for entry in entries:
             if entry.name.startswith(ours):
                 remove_any(Path(entry.path))
-
-
-def remove_lists(config_dir: Path, session_ids: Collection[str]) -> None:
-    """Remove what the CLI keeps of these sessions beside `projects`, but for those that have a transcript somewhere:
-    an adopted session is still a person's. Raises `SandboxError`."""
-    for folder in OF_SESSIONS:
-        with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / folder) as entries:
-            for entry in entries:
-                session_id = entry.name.partition("-agent-")[0]  # of 1.0.120: <session>-agent-<sub-agent>.json
-                if session_id in session_ids and not find_elsewhere(config_dir, session_id, ()):
-                    remove_any(Path(entry.path))
 
 
 def make_project(project: Path) -> None:

@@ -13,12 +13,12 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .... import logs
 from ....errors import SandboxError
-from ....sandbox import Sandboxes, make_private
+from ....sandbox import Sandboxes, make_private, remove_any
 from ....settings import Settings
 from .files import MEMORY, find_elsewhere, in_folder
 
@@ -29,6 +29,8 @@ LONGEST = 200
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # The folder of the CLI's directory with the owners: for each folder of sessions a link to the agent's directory.
 OWNERS = "cli-session-proxy"
+# Beside `projects` the CLI keeps more of a session under its id: the task list (1.0.120: `todos`), and copies of files.
+OF_SESSIONS = ("tasks", "todos", "file-history", "session-env", "uploads", "dev-mods")
 # Seconds before its start at which a turn's file may be written: file systems have coarse clocks.
 COARSE = 2.0
 
@@ -166,6 +168,16 @@ class Projects:
         prefix = self.sandboxes.prefix
         confined = {project_dir(self.config_dir, prefix / name) for name in self.sandboxes.all_confined()}
         return find_elsewhere(self.config_dir, path.stem, {path.parent, *confined})
+
+    def remove_lists(self, cwd: Path, session_ids: Collection[str]) -> None:
+        """Remove what the CLI keeps of these sessions beside `projects`, but for those that have a transcript somewhere
+        else: an adopted session is still a person's. Raises `SandboxError`."""
+        for folder in OF_SESSIONS:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.config_dir / folder) as entries:
+                for entry in entries:
+                    session_id = entry.name.partition("-agent-")[0]  # of 1.0.120: <session>-agent-<sub-agent>.json
+                    if session_id in session_ids and not self.elsewhere(self.path(cwd, session_id)):
+                        remove_any(Path(entry.path))
 
     def forget(self, cwd: Path) -> None:
         """Remove the note: use the rule again."""

@@ -215,3 +215,27 @@ async def test_the_delete_of_a_confined_agent_takes_nothing_from_a_folder_that_o
     there = {path.name for path in known.root.glob("shared/*")}
     assert there == {"a session": {f"{SESSION}.jsonl", "memory"}, "a note": {"memory"}, "nothing": set()}[others]
     assert not own.exists()
+
+
+def test_a_sessions_lists_go_unless_a_person_has_the_session_and_no_confined_agents_folder_is_looked_into(
+    tmp_path: Path,
+) -> None:
+    """Such an agent's program could hold up the deletion of all others."""
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    seen, config = folders_of(settings), tmp_path / "config"
+    agents = settings.var / "sandbox" / "agents"
+    seen.sandboxes.note_confined("confined")
+    for folder in (seen.folder(agents / "confined"), config / "tasks" / SESSION):
+        folder.mkdir(parents=True)
+        (folder / f"{SESSION}.jsonl").touch()
+    (config / "todos").mkdir()
+    for name in (f"{SESSION}-agent-1.json", "another.json"):
+        (config / "todos" / name).touch()
+    seen.remove_lists(agents / "a", {SESSION})
+    assert [*map(str, config.glob("t*/*"))] == [str(config / "todos" / "another.json")]
+    person = config / "projects" / "person" / f"{SESSION}.jsonl"
+    for file in (person, config / "todos" / f"{SESSION}-agent-1.json"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    seen.remove_lists(agents / "a", {SESSION})
+    assert len([*config.glob("todos/*")]) == 2
