@@ -151,6 +151,21 @@ async def test_nothing_outside_is_removed_with_an_agent_that_was_brought(
     assert victim()
 
 
+async def test_another_agents_session_that_a_turn_names_is_left_alone(settings: Settings, tmp_path: Path) -> None:
+    """The proof: import, then delete. It removed the backups of that session, and ended its process."""
+    own = sealed(tmp_path / "own.jsonl", turn_line(), session_line())
+    await moving.import_(settings, "local", own, "mine")
+    await moving.import_(settings, "local", sealed(tmp_path / "x.jsonl", turn_line(id=TURN_2), head=TURN_2), "brought")
+    (settings.var / "salvage").mkdir()
+    backup = settings.var / "salvage" / f"{SESSION}-1.jsonl"
+    backup.touch()
+    async with running(settings) as engine:
+        await engine.delete("local", "brought")
+        assert backup.exists()
+        await engine.delete("local", "mine")
+    assert not backup.exists()
+
+
 def project(settings: Settings, directory: str) -> Path:
     from cli_session_proxy.backends.claude import transcript  # noqa: PLC0415 - the one test that needs it
 

@@ -178,7 +178,9 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
 
 def named_by(conn: Connection, agent_key: int) -> list[str]:
     of_turns = select(turns.c.id.label("named")).where(turns.c.agent_key == agent_key)
-    used = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
+    others = select(sessions.c.id).where(sessions.c.agent_key != agent_key, sessions.c.id == turns.c.session_id)
+    is_used = turns.c.session_id.is_not(None) & ~others.exists()
+    used = select(turns.c.session_id).where(turns.c.agent_key == agent_key, is_used)
     of_sessions = select(sessions.c.id).where(sessions.c.agent_key == agent_key)
     return list(conn.scalars(of_turns.union(used, of_sessions)))
 
