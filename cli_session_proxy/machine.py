@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -164,6 +166,23 @@ class Mounts:
         """The places that are seen in a folder, by their paths: its own, and those that are mounted below it."""
         below = (at for _, at in self._mounts.values() if str(at).startswith(f"{folder}/"))
         return {at: self.place(at) for at in (folder, *below)}
+
+
+def free_beside(port: int) -> str | None:
+    """The one of the two addresses of `localhost` at which anybody could listen, while something listens at the other
+    one. None if there is no such."""
+    free, is_used = None, False
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that was closed is nobody's
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+                free = address
+        except OSError as exc:  # or there is no such address, or this user may not have the port
+            is_used |= exc.errno == errno.EADDRINUSE
+    return free if is_used else None
 
 
 def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:

@@ -671,6 +671,21 @@ class Settings(BaseModel):
                     files[Path(value)] = f"models.{name}"
         return {Path(os.path.abspath(path.expanduser())): name for path, name in files.items()}
 
+    def servers(self) -> dict[str, str]:
+        """The settings that name servers to which words, keys or passwords are sent, each with its text."""
+        ollama = os.environ.get("OLLAMA_API_BASE", "http://localhost:11434")  # as LiteLLM does
+        named = {
+            f"models.{name}": model.api_base or (ollama if model.provider.startswith("ollama") else "")
+            for name, model in self.models.items()
+        }
+        secret = (("store", self.store), ("registry", self.registry))
+        named |= {name: url.get_secret_value() for name, url in secret if url is not None}
+        for name, profile in self.profiles.items():
+            with suppress(OSError):
+                if profile.mcp_config is not None and profile.mcp_config.is_file():
+                    named[f"mcp_config of profile {name}"] = profile.mcp_config.read_text("utf-8", "replace")
+        return {**named, "otel.endpoint": self.otel.endpoint or ""}
+
     def written_inside(self) -> list[Path]:
         """The folders that confined agents may write, besides their own."""
         return [folder for one in self.profiles.values() if one.confined for folder in one.add_dirs]

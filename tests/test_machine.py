@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_a_path_has_one_place_whatever_is_mounted_where(proc: Path) -> None:
     found = machine.Mounts(proc)
     assert found.place(Path("/tmp/x")) == Path("/8:3/x")
     assert found.place(Path("/var/x")) == Path("/var/x")
+
+
+def test_a_port_of_localhost_is_free_beside_who_listens_at_one_address_only() -> None:
+    with socket.socket() as four, socket.socket(socket.AF_INET6) as six:
+        four.bind(("127.0.0.1", 0))
+        port = four.getsockname()[1]
+        four.listen()
+        try:
+            six.bind(("::1", port))
+        except OSError:
+            assert machine.free_beside(port) is None  # no ::1 here, or somebody has it
+            return
+        six.listen()
+        assert machine.free_beside(port) is None
+        six.close()
+        assert machine.free_beside(port) == "::1"
+        four.close()
+        assert machine.free_beside(port) is None  # nothing listens
 
 
 def test_the_smallest_limit_of_the_groups_above_counts(proc: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ContextTooLong, ProxyError, SandboxError
 from cli_session_proxy.export import feed
 from cli_session_proxy.sandbox import Sandboxes
-from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sql import reading
 from turnfault.provider.script import Fail, Reply, ToolUse
 from turnfault.provider.seen import Seen
@@ -318,6 +319,34 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
         settings = settings.model_copy(update={"profiles": profiles})
     async with running(settings) as engine:
         with pytest.raises(SandboxError, match="could replace"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
+@pytest.mark.parametrize("name", ["ANTHROPIC_BASE_URL", "models.one", "mcp_config of profile other"])
+async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
+    shells: Shells, tmp_path: Path, name: str
+) -> None:
+    """A shell listened at [::1] and passed all on to 127.0.0.1: it heard another agent's words and the key."""
+    port = urlsplit(shells.upstream.url).port or 0
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", port))
+        except OSError:
+            pytest.skip("this machine has no ::1, or another program has this port there")
+    settings = with_profile(shells.settings)
+    changed: dict[str, Any] = {
+        "models": {"one": ModelSettings(litellm="openai/x", api_base=f"http://LOCALHOST.:{port}")}
+    }
+    if name.startswith("mcp"):
+        (tmp_path / "mcp.json").write_text(
+            f'{{"mcpServers": {{"a": {{"type": "http", "url": "http://localhost:{port}/"}}}}}}'
+        )
+        changed = {"profiles": settings.profiles | {"other": Profile(mcp_config=tmp_path / "mcp.json")}}
+    elif name.startswith("ANTHROPIC"):
+        changed = {"claude_env": settings.claude_env | {name: f"http://localhost:{port}"}}
+    async with running(settings.model_copy(update=changed)) as engine:
+        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* {name} names as localhost"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
 

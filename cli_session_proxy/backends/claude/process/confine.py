@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import Mounts, command_to, interpreter, links_to, tasks
+from ....machine import Mounts, command_to, free_beside, interpreter, links_to, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, NO_PROFILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
@@ -113,6 +113,13 @@ NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder t
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
 SOCKETS, REGISTER = "cc-socks", "sessions"
+
+
+# A server that is named as `localhost`, and the port of each kind if none is named.
+AT_LOCALHOST = re.compile(
+    r"\b([a-z]+)://(?:[^/?#\s]*@)?(?:[\w-]+\.)*localhost\.?(?::(\d{1,5}))?(?![\w.-])", re.IGNORECASE
+)
+PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "postgres": 5432, "postgresql": 5432}
 
 
 _works = False  # tried on this machine, with success
@@ -287,6 +294,7 @@ class _Boundary:
         self.secrets: dict[str, str] = {}  # paths that must not be readable inside, each with a description
 
     def mounts(self) -> list[_Mount]:
+        self._check_servers()
         make_project(self._project)  # not empty, or another CLI removes it while it is bound
         make_private(self._place.private)
         self._mount_system()
@@ -296,6 +304,18 @@ class _Boundary:
         self._mount_parents()
         self._remove_links()
         return self._mounts
+
+    def _check_servers(self) -> None:
+        """Refuse a server that is named as `localhost` and listens at one of that name's two addresses only: a program
+        inside could listen at the other one, and get all agents' words, and the key (2.1.332 asks [::1] first)."""
+        for name, text in (dict(self._env) | self._settings.servers()).items():
+            for kind, port in AT_LOCALHOST.findall(text):
+                number = int(port or PORTS.get(kind.lower(), 0))
+                if 0 < number < 65536 and (free := free_beside(number)) is not None:
+                    raise SandboxError(
+                        f"a confined agent could listen at {free} on port {number}, and receive what is meant for the "
+                        f"server that {name} names as localhost: write its address there, such as 127.0.0.1"
+                    )
 
     def _mount_system(self) -> None:
         """The system's software and the needed part of /etc, read-only."""
