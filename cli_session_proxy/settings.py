@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import sys
@@ -762,11 +763,12 @@ def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def paths_in(text: str) -> set[Path]:
-    """The absolute paths in a text, also as quoted strings."""
+    """The absolute paths in a text, also as quoted strings, and those of programs that PATH has for a word in it."""
     quoted = re.findall(r"\"((?:~|\$\{?HOME\}?)?/[^\"]*)\"", text)
+    programs = filter(None, map(shutil.which, {*re.findall(r"[\w.+-]+", text)}))
     return {
         Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
-        for word in (*quoted, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
+        for word in (*quoted, *programs, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
     }
 
 

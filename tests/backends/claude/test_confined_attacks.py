@@ -151,6 +151,26 @@ async def test_programs_that_are_looked_for_are_not_written_from_inside(
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("program", ["git", "server"])
+def test_a_program_that_a_link_in_a_folder_of_path_leads_to_is_not_written_from_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """As `npm link` makes them: the proxy runs git, a CLI outside the server that it is told of by its name only."""
+    for folder in ("bin", "project", "agent", "var"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "project" / "tool").touch(0o700)
+    (tmp_path / "bin" / program).symlink_to(tmp_path / "project" / "tool")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"one": {"command": "server"}}}')
+    confined = CONFINED.model_copy(update={"add_dirs": (tmp_path / "project",)})
+    profiles = {"confined": confined, "free": Profile(mcp_config=tmp_path / "mcp.json")}
+    settings = Settings(var=tmp_path / "var", profiles=profiles)
+    agent, config = tmp_path / "agent", tmp_path / "config"
+    place = confine.ConfinedPlace(agent, agent, config, config / "projects" / "a", tmp_path / "private")
+    with pytest.raises(SandboxError, match=rf"could so reach {tmp_path}/bin/{program} "):
+        confine._wrapper(settings, confined, Path("/usr/bin/true"), place, {"HOME": str(tmp_path / "home")})
+
+
 @pytest.mark.parametrize("entry", ["a folder", "an empty entry"])
 async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str

@@ -109,6 +109,7 @@ OF_HOME = (
     ".aws/config", ".aws/credentials", ".config/gcloud/application_default_credentials.json", ".npmrc", ".ssh/config",
     ".config/uv/uv.toml", ".config/pip/pip.conf",
 )  # fmt: skip
+LOOKED_FOR = (PROGRAM, "git", "setpriv")  # that this program runs
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
@@ -405,6 +406,8 @@ class _Boundary:
             # Elsewhere than in the first two an empty entry means nothing. In these it is the working directory.
             paths = (os.path.abspath(at) for at in entries if at or name.endswith("PATH"))
             found |= dict.fromkeys(map(Path, paths), f"a path in {name}")
+        programs = map(os.path.abspath, filter(None, map(shutil.which, LOOKED_FOR)))  # they may be links
+        found |= dict.fromkeys(map(Path, programs), "a program in PATH")
         for home in filter(None, (os.environ.get("XDG_CONFIG_HOME"), self._env.get("XDG_CONFIG_HOME"))):
             found[Path(os.path.abspath(home), "git", "config")] = "a file in XDG_CONFIG_HOME"
         python = sysconfig.get_paths()
