@@ -679,8 +679,10 @@ class Settings(BaseModel):
             f"models.{name}": model.api_base or (ollama if model.provider.startswith("ollama") else "")
             for name, model in self.models.items()
         }
-        secret = (("store", self.store), ("registry", self.registry))
-        named |= {name: url.get_secret_value() for name, url in secret if url is not None}
+        if self.registry is not None:
+            named["registry"] = self.registry.get_secret_value()
+        if self.store is not None:
+            named["store"] = " ".join(f"postgresql://{one}" for one in _servers_of(self.store.get_secret_value()))
         for name, profile in self.profiles.items():
             with suppress(OSError):
                 if profile.mcp_config is not None and profile.mcp_config.is_file():
@@ -770,6 +772,15 @@ def paths_in(text: str) -> set[Path]:
         Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
         for word in (*quoted, *programs, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
     }
+
+
+def _servers_of(url: str) -> list[str]:
+    """The PostgreSQL servers of a URL and of libpq's variables, each with its port."""
+    parsed = urlsplit(url)
+    query = parse_qs(parsed.query)
+    port = ",".join(query.get("port", [os.environ.get("PGPORT", "")])).partition(",")[0] or "5432"
+    hosts = unquote(parsed.netloc.rpartition("@")[2]) or ",".join(query.get("host", [os.environ.get("PGHOST", "")]))
+    return [host if ":" in host else f"{host}:{port}" for host in hosts.split(",") if host]
 
 
 def _sockets_of(url: str) -> list[Path]:

@@ -14,8 +14,8 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 61_219
-FUNCTIONS = 3_721
+LINES = 61_230
+FUNCTIONS = 3_722
 SHREDS = 44
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine, frames, guardian_program, memory, process
 from cli_session_proxy.backends.claude.process.confine_program import FIRST_TO_END
@@ -369,6 +370,24 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
         with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* {name} names as localhost"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@localhost:6000/c",
+        "postgresql:///c?host=localhost&port=6000",
+        "postgresql://one.example,localhost/c?port=6000",
+        "postgresql:///c",
+    ],
+)
+def test_a_store_that_is_named_as_localhost_is_seen_wherever_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    for name, value in (("PGHOST", "localhost"), ("PGPORT", "6000")):
+        monkeypatch.setenv(name, value)
+    named = Settings(store=SecretStr(url)).servers()["store"]
+    assert confine.AT_LOCALHOST.findall(named) == [("postgresql", "6000")]
 
 
 BINDS = """
