@@ -93,8 +93,8 @@ EXPECTED: Mapping[Name, Version] = {
     # 1.0.120, 2.1.71 and 2.1.100 make the new prompt part of the summary, and then only ask the model to go on;
     # 2.1.200, 2.1.260 and 2.1.332 do not (run).
     "keeps_prompt": (2, 1, 200),
-    # Without CLAUDE_CODE_HARBOR_KITE=0, 2.1.332 listens at $TMPDIR/cc-socks/<pid>.sock, and lists all that do to its
-    # model. 1.0.120 and 2.1.71 never listen.
+    # Without CLAUDE_CODE_HARBOR_KITE=0 a CLI listens at $TMPDIR/cc-socks/<pid>.sock, and lists all that do to its model
+    # (run on 2.1.260, 2.1.300 and 2.1.332). 1.0.120, 2.1.71, 2.1.120 and 2.1.200 never listen.
     "no_inbox": ANY,
 }
 
