@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -168,20 +168,25 @@ class Mounts:
         return {at: self.place(at) for at in (folder, *below)}
 
 
-def free_beside(port: int) -> str | None:
-    """The one of the two addresses of `localhost` at which anybody could listen, while something listens at the other
-    one. None if there is no such."""
+def free_for_others(addresses: Sequence[str], port: int) -> str | None:
+    """The one of a server's loopback addresses at which another program of this user could listen: the server listens
+    at another one of them only, or shares its port (SO_REUSEPORT). None if there is no such."""
     free, is_used = None, False
-    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        try:
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that was closed is nobody's
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
+    for address in addresses:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the first: a connection that was closed is nobody's
+            try:
+                with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, option, 1)
+                    if ":" in address:
+                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    probe.bind((address, port))
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:  # there is no such address, or this user may not have the port
+                    break
+                is_used = True
+            else:
                 free = address
-        except OSError as exc:  # or there is no such address, or this user may not have the port
-            is_used |= exc.errno == errno.EADDRINUSE
+                break
     return free if is_used else None
 
 

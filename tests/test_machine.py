@@ -57,6 +57,7 @@ def test_a_path_has_one_place_whatever_is_mounted_where(proc: Path) -> None:
 
 
 def test_a_port_of_localhost_is_free_beside_who_listens_at_one_address_only() -> None:
+    both = ("127.0.0.1", "::1")
     with socket.socket() as four, socket.socket(socket.AF_INET6) as six:
         four.bind(("127.0.0.1", 0))
         port = four.getsockname()[1]
@@ -64,14 +65,24 @@ def test_a_port_of_localhost_is_free_beside_who_listens_at_one_address_only() ->
         try:
             six.bind(("::1", port))
         except OSError:
-            assert machine.free_beside(port) is None  # no ::1 here, or somebody has it
+            assert machine.free_for_others(both, port) is None  # no ::1 here, or somebody has it
             return
         six.listen()
-        assert machine.free_beside(port) is None
+        assert machine.free_for_others(both, port) is None
         six.close()
-        assert machine.free_beside(port) == "::1"
+        assert machine.free_for_others(both, port) == "::1"
         four.close()
-        assert machine.free_beside(port) is None  # nothing listens
+        assert machine.free_for_others(both, port) is None  # nothing listens
+
+
+def test_a_port_that_its_server_shares_is_free_for_others() -> None:
+    for shares in (False, True):
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            port = server.getsockname()[1]
+            assert machine.free_for_others(["127.0.0.1"], port) == ("127.0.0.1" if shares else None)
 
 
 def test_the_smallest_limit_of_the_groups_above_counts(proc: Path, tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
     elif name.startswith("ANTHROPIC"):
         changed = {"claude_env": settings.claude_env | {name: f"http://localhost:{port}"}}
     async with running(settings.model_copy(update=changed)) as engine:
-        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* {name} names as localhost"):
+        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* {name} names as (?i:localhost)"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
 
@@ -387,7 +387,7 @@ def test_a_store_that_is_named_as_localhost_is_seen_wherever_it_is_named(
     for name, value in (("PGHOST", "localhost"), ("PGPORT", "6000")):
         monkeypatch.setenv(name, value)
     named = Settings(store=SecretStr(url)).servers()["store"]
-    assert confine.AT_LOCALHOST.findall(named) == [("postgresql", "6000")]
+    assert confine.ON_LOOPBACK.findall(named) == [("postgresql", "localhost", "6000")]
 
 
 BINDS = """

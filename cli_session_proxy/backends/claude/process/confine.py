@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import Mounts, command_to, free_beside, interpreter, links_to, tasks
+from ....machine import Mounts, command_to, free_for_others, interpreter, links_to, tasks
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, NO_PROFILE, Profile, Settings, paths_in
 from ....tasks import in_thread_at
@@ -116,9 +116,10 @@ NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder t
 SOCKETS, REGISTER = "cc-socks", "sessions"
 
 
-# A server that is named as `localhost`, and the port of each kind if none is named.
-AT_LOCALHOST = re.compile(
-    r"\b([a-z]+)://(?:[^/?#\s]*@)?(?:[\w-]+\.)*localhost\.?(?::(\d{1,5}))?(?![\w.-])", re.IGNORECASE
+# A server on loopback: its kind, host and port. And the port of each kind if none is named.
+ON_LOOPBACK = re.compile(
+    r"\b([a-z]+)://(?:[^/?#\s]*@)?((?:[\w-]+\.)*localhost|127(?:\.\d+){3}|\[::1\])\.?(?::(\d{1,5}))?(?![\w.-])",
+    re.IGNORECASE,
 )
 PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "postgres": 5432, "postgresql": 5432}
 
@@ -307,15 +308,17 @@ class _Boundary:
         return self._mounts
 
     def _check_servers(self) -> None:
-        """Refuse a server that is named as `localhost` and listens at one of that name's two addresses only: a program
-        inside could listen at the other one, and get all agents' words, and the key (2.1.332 asks [::1] first)."""
+        """Refuse a server in whose place a program inside could listen: it would get all agents' words, and the key. A
+        server that is named as `localhost` may hold one of two addresses only, of which 2.1.332 asks [::1] first."""
         for name, text in (dict(self._env) | self._settings.servers()).items():
-            for kind, port in AT_LOCALHOST.findall(text):
+            for kind, host, port in ON_LOOPBACK.findall(text):
+                addresses = ("127.0.0.1", "::1") if host[-1] in "tT" else (host.strip("[]"),)
                 number = int(port or PORTS.get(kind.lower(), 0))
-                if 0 < number < 65536 and (free := free_beside(number)) is not None:
+                if 0 < number < 65536 and (free := free_for_others(addresses, number)) is not None:
                     raise SandboxError(
                         f"a confined agent could listen at {free} on port {number}, and receive what is meant for the "
-                        f"server that {name} names as localhost: write its address there, such as 127.0.0.1"
+                        f"server that {name} names as {host}: write its address, such as 127.0.0.1; if it shares its "
+                        "port (SO_REUSEPORT), run it as another user"
                     )
 
     def _mount_system(self) -> None:
