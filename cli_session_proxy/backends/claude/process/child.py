@@ -46,8 +46,9 @@ log = logs.get(__name__)
 
 # --- Launch and command line
 
-# At its start a CLI deletes sessions' files older than `cleanupPeriodDays` (default 30): not ours. And it must not
-# compact while it is idle (2.1.286), only in a turn, so that the chain knows. Nor does it take messages of other CLIs.
+# At its start a CLI deletes sessions' files older than `cleanupPeriodDays` (default 30): not ours. (1.0.120 goes by the
+# directory's own settings.json only: there they are written again.) And it must not compact while it is idle (2.1.286),
+# only in a turn, so that the chain knows. Nor does it take messages of other CLIs.
 ALWAYS = {"cleanupPeriodDays": 36500, "idleCompaction": False, "crossSessionInbound": "refuse"}
 # The first version that can be told where to keep the model's notes (its change log). 2.1.71 cannot, and has notes.
 TAKES_NOTES_FOLDER = (2, 1, 74)
