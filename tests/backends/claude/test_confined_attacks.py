@@ -344,7 +344,7 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("name", ["ANTHROPIC_BASE_URL", "models.one", "mcp_config of profile other"])
+@pytest.mark.parametrize("name", ["ANTHROPIC_BASE_URL", "models.one", "mcp_config of profile other", "settings.json"])
 async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
     shells: Shells, tmp_path: Path, name: str
 ) -> None:
@@ -364,10 +364,17 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
             f'{{"mcpServers": {{"a": {{"type": "http", "url": "http://localhost:{port}/"}}}}}}'
         )
         changed = {"profiles": settings.profiles | {"other": Profile(mcp_config=tmp_path / "mcp.json")}}
+    elif name == "settings.json":
+        assert settings.claude_config_dir is not None
+        settings.claude_config_dir.mkdir()
+        (settings.claude_config_dir / name).write_text(
+            f'{{"env": {{"ANTHROPIC_BASE_URL": "http://localhost:{port}"}}}}'
+        )
+        changed = {"profiles": settings.profiles | {"other": Profile(setting_sources=("user",))}}
     elif name.startswith("ANTHROPIC"):
         changed = {"claude_env": settings.claude_env | {name: f"http://localhost:{port}"}}
     async with running(settings.model_copy(update=changed)) as engine:
-        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* {name} names as (?i:localhost)"):
+        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* \\S*{name} names as (?i:localhost)"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []
 

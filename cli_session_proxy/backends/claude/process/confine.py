@@ -310,7 +310,11 @@ class _Boundary:
     def _check_servers(self) -> None:
         """Refuse a server in whose place a program inside could listen: it would get all agents' words, and the key. A
         server that is named as `localhost` may hold one of two addresses only, of which 2.1.332 asks [::1] first."""
-        for name, text in (dict(self._env) | self._settings.servers()).items():
+        named = dict(self._env) | self._settings.servers()
+        own = self._place.config_dir / USER_SETTINGS[0]
+        if any("user" in one.setting_sources for one in self._settings.profiles.values()) and own.is_file():
+            named[str(own)] = own.read_text("utf-8", "replace")
+        for name, text in named.items():
             for kind, host, port in ON_LOOPBACK.findall(text):
                 addresses = ("127.0.0.1", "::1") if host[-1] in "tT" else (host.strip("[]"),)
                 number = int(port or PORTS.get(kind.lower(), 0))
