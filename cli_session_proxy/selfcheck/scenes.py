@@ -507,7 +507,11 @@ async def _no_inbox(_stage: Stage, _talk: SceneTalk, process: ClaudeProcess) -> 
     started = psutil.Process(process.pid)
     for one in (started, *started.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            for socket in one.net_connections("all"):
+            try:
+                sockets = one.net_connections("all")
+            except psutil.AccessDenied as exc:
+                raise Unable("this user may not see its sockets") from exc
+            for socket in sockets:
                 if socket.status == psutil.CONN_LISTEN or (socket.family == AF_UNIX and socket.laddr):
                     raise Differs(f"other agents' CLIs can speak to it: it listens at {socket.laddr}")
 
