@@ -143,10 +143,10 @@ class Mounts:
         self._mounts = {"": (Path("/"), Path("/"))}  # by id: the place, and the path at which it is mounted
         self._inner: dict[tuple[str, Path], str] = {}  # by the id of the mount around it, and that path
         try:
-            lines = os.fsdecode((proc / "self" / "mountinfo").read_bytes()).rstrip("\n").split("\n")
+            lines = os.fsdecode((proc / "self" / "mountinfo").read_bytes()).split("\n")
         except OSError:  # macOS, and a container without /proc
             lines = []
-        rows = [line.split(" ")[:5] for line in lines]
+        rows = [line.split(" ")[:5] for line in lines if line]
         ids = {number for number, *_ in rows}
         for number, outer, disk, *names in rows:
             root, at = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in names)

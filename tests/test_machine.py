@@ -50,6 +50,8 @@ def test_a_path_has_one_place_whatever_is_mounted_where(proc: Path) -> None:
     assert found.place(Path("/srv/a b/c")) == found.place(Path(r"/data\x/c"))
     assert found.place(Path("/home/ada/c")) == Path("/0:9/ada/c")
     assert found.shown(Path("/run")) == {Path("/run"): Path("/8:1/run"), Path("/run/n"): Path("/0:4/net:[7]")}
+    (proc / "self" / "mountinfo").write_text("")
+    assert machine.Mounts(proc).place(Path("/a")) == Path("/a")
     (proc / "self" / "mountinfo").write_text("2 1 8:1 / /proc rw - proc\n3 3 8:3 / /tmp rw - rootfs\n")
     found = machine.Mounts(proc)
     assert found.place(Path("/tmp/x")) == Path("/8:3/x")
