@@ -151,7 +151,7 @@ class Mounts:
         for number, outer, disk, *names in rows:
             root, at = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name) for name in names)
             self._mounts[number] = Path(f"/{disk}/{root}"), Path(at)
-            self._inner[outer if outer in ids - {number} else "", Path(at)] = number
+            self._inner[outer if outer in ids and outer != number else "", Path(at)] = number
 
     def place(self, path: Path) -> Path:
         """The place of an absolute path that leads over no link."""

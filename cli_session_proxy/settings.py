@@ -767,11 +767,24 @@ def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
 def paths_in(text: str) -> set[Path]:
     """The absolute paths in a text, also as quoted strings, and those of programs that PATH has for a word in it."""
     quoted = re.findall(r"\"((?:~|\$\{?HOME\}?)?/[^\"]*)\"", text)
-    programs = filter(None, map(shutil.which, {*re.findall(r"[\w.+-]+", text)}))
+    programs = filter(None, map(shutil.which, _in_path({*re.findall(r"[\w.+-]+", text)})))
     return {
         Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
         for word in (*quoted, *programs, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
     }
+
+
+def _in_path(words: set[str]) -> set[str]:
+    """Those that a folder of PATH has. To look for each one in each folder takes long where these are slow (WSL)."""
+    found: set[str] = set()
+    for folder in os.get_exec_path():
+        try:
+            found |= words.intersection(os.listdir(folder or os.curdir))
+        except PermissionError:  # its programs may run all the same
+            return words
+        except OSError:  # no folder
+            continue
+    return found
 
 
 def _servers_of(url: str) -> list[str]:

@@ -504,16 +504,18 @@ async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> Non
 
 async def _no_inbox(_stage: Stage, _talk: SceneTalk, process: ClaudeProcess) -> None:
     """Neither the process nor a descendant listens on a socket, where another agent's CLI could speak to it."""
-    started = psutil.Process(process.pid)
-    for one in (started, *started.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            try:
-                sockets = one.net_connections("all")
-            except psutil.AccessDenied as exc:
-                raise Unable("this user may not see its sockets") from exc
-            for socket in sockets:
-                if socket.status == psutil.CONN_LISTEN or (socket.family == AF_UNIX and socket.laddr):
-                    raise Differs(f"other agents' CLIs can speak to it: it listens at {socket.laddr}")
+    sockets = []
+    try:
+        started = psutil.Process(process.pid)
+        for one in (started, *started.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets += one.net_connections("all")
+    # It has ended, this user may not see them, or any program's socket has a name that psutil cannot read.
+    except (psutil.Error, RuntimeError, ValueError) as exc:
+        raise Unable(f"its sockets cannot be seen ({exc})") from exc
+    for socket in sockets:
+        if socket.status == psutil.CONN_LISTEN or (socket.family == AF_UNIX and socket.laddr):
+            raise Differs(f"other agents' CLIs can speak to it: it listens at {socket.laddr}")
 
 
 # --- a new process for an existing session, and one that was started without a session

@@ -10,6 +10,8 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -19,7 +21,7 @@ from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import ESSENTIAL, EXPECTED, NAMES
 from cli_session_proxy.selfcheck.running import Report, _run, check
 from cli_session_proxy.selfcheck.scenes import SceneTalk, _no_inbox
-from cli_session_proxy.selfcheck.stage import Differs, Stage
+from cli_session_proxy.selfcheck.stage import Differs, Stage, Unable
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
@@ -180,3 +182,20 @@ async def test_a_cli_to_which_others_can_speak_is_seen(
                     await _no_inbox(stage, talk, process)
     finally:
         await stage.guardian.close()
+
+
+@pytest.mark.parametrize(
+    "fault", [psutil.AccessDenied(1), psutil.NoSuchProcess(1), RuntimeError("malformed line"), ValueError("x")]
+)
+async def test_a_cli_whose_sockets_cannot_be_seen_is_checked_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """Any program of the machine may give a socket a name with lines, at which psutil fails."""
+
+    def ended(_pid: int) -> None:
+        raise fault
+
+    monkeypatch.setattr(psutil, "Process", ended)
+    here: Any = SimpleNamespace(pid=1)
+    with pytest.raises(Unable, match="cannot be seen"):
+        await _no_inbox(here, here, here)

@@ -344,7 +344,7 @@ async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goe
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("name", ["ANTHROPIC_BASE_URL", "models.one", "mcp_config of profile other", "settings.json"])
+@pytest.mark.parametrize("name", ["ANTHROPIC_BASE_URL", "mcp_config of profile other", "settings.json"])
 async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
     shells: Shells, tmp_path: Path, name: str
 ) -> None:
@@ -356,9 +356,7 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
         except OSError:
             pytest.skip("this machine has no ::1, or another program has this port there")
     settings = with_profile(shells.settings)
-    changed: dict[str, Any] = {
-        "models": {"one": ModelSettings(litellm="openai/x", api_base=f"http://LOCALHOST.:{port}")}
-    }
+    changed: dict[str, Any] = {"claude_env": settings.claude_env | {name: f"http://LOCALHOST.:{port}"}}
     if name.startswith("mcp"):
         (tmp_path / "mcp.json").write_text(
             f'{{"mcpServers": {{"a": {{"type": "http", "url": "http://localhost:{port}/"}}}}}}'
@@ -371,8 +369,6 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
             f'{{"env": {{"ANTHROPIC_BASE_URL": "http://localhost:{port}"}}}}'
         )
         changed = {"profiles": settings.profiles | {"other": Profile(setting_sources=("user",))}}
-    elif name.startswith("ANTHROPIC"):
-        changed = {"claude_env": settings.claude_env | {name: f"http://localhost:{port}"}}
     async with running(settings.model_copy(update=changed)) as engine:
         with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* \\S*{name} names as (?i:localhost)"):
             await shells.run(engine, "confined", "true")
@@ -395,6 +391,30 @@ def test_a_store_that_is_named_as_localhost_is_seen_wherever_it_is_named(
         monkeypatch.setenv(name, value)
     named = Settings(store=SecretStr(url)).servers()["store"]
     assert confine.ON_LOOPBACK.findall(named) == [("postgresql", "localhost", "6000")]
+
+
+@pytest.mark.parametrize("litellm", ["openai/x", "ollama/x"])
+def test_a_model_that_is_named_as_localhost_is_seen(monkeypatch: pytest.MonkeyPatch, litellm: str) -> None:
+    monkeypatch.setenv("OLLAMA_API_BASE", "http://localhost:6000")
+    base = "http://localhost:6000" if litellm == "openai/x" else None
+    named = Settings(models={"one": ModelSettings(litellm=litellm, api_base=base)}).servers()["models.one"]
+    assert confine.ON_LOOPBACK.findall(named) == [("http", "localhost", "6000")]
+
+
+def test_a_rule_of_the_users_settings_names_no_server(tmp_path: Path) -> None:
+    """As for a server of one's own work, which listens at 127.0.0.1 only: no agent's words are sent there."""
+    for folder in ("agent", "var", "config"):
+        (tmp_path / folder).mkdir()
+    profiles = {"confined": CONFINED, "other": Profile(setting_sources=("user",))}
+    settings = Settings(var=tmp_path / "var", profiles=profiles)
+    agent, config = tmp_path / "agent", tmp_path / "config"
+    place = confine.ConfinedPlace(agent, agent, config, config / "projects" / "a", tmp_path / "private")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        rule = f"Bash(curl http://localhost:{server.getsockname()[1]}/*)"
+        (config / "settings.json").write_text(json.dumps({"permissions": {"allow": [rule]}}))
+        confine._wrapper(settings, CONFINED, Path("/usr/bin/true"), place, {"HOME": str(tmp_path / "home")})
 
 
 BINDS = """

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
 import re
@@ -313,7 +314,10 @@ class _Boundary:
         named = dict(self._env) | self._settings.servers()
         own = self._place.config_dir / USER_SETTINGS[0]
         if any("user" in one.setting_sources for one in self._settings.profiles.values()) and own.is_file():
-            named[str(own)] = own.read_text("utf-8", "replace")
+            with contextlib.suppress(OSError):  # no CLI of this user can read it either
+                named[str(own)] = text = own.read_text("utf-8", "replace")
+                with contextlib.suppress(ValueError, TypeError):  # no rule, as Bash(curl http://localhost:3000)
+                    named[str(own)] = json.dumps(json.loads(text) | {"permissions": None})
         for name, text in named.items():
             for kind, host, port in ON_LOOPBACK.findall(text):
                 addresses = ("127.0.0.1", "::1") if host[-1] in "tT" else (host.strip("[]"),)

@@ -29,8 +29,8 @@ LONGEST = 200
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # The folder of the CLI's directory with the owners: for each folder of sessions a link to the agent's directory.
 OWNERS = "cli-session-proxy"
-# Beside `projects` the CLI keeps more of a session under its id: the task list (1.0.120: `todos`), and copies of files.
-OF_SESSIONS = ("tasks", "todos", "file-history", "session-env", "uploads", "dev-mods")
+# Beside `projects` the CLI keeps more of a session under its id: the task list, and copies of files.
+OF_SESSIONS = ("tasks", "file-history", "session-env", "uploads", "dev-mods")
 # Seconds before its start at which a turn's file may be written: file systems have coarse clocks.
 COARSE = 2.0
 
@@ -172,12 +172,13 @@ class Projects:
     def remove_lists(self, cwd: Path, session_ids: Collection[str]) -> None:
         """Remove what the CLI keeps of these sessions beside `projects`, but for those that have a transcript somewhere
         else: an adopted session is still a person's. Raises `SandboxError`."""
-        for folder in OF_SESSIONS:
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.config_dir / folder) as entries:
-                for entry in entries:
-                    session_id = entry.name.partition("-agent-")[0]  # of 1.0.120: <session>-agent-<sub-agent>.json
-                    if session_id in session_ids and not self.elsewhere(self.path(cwd, session_id)):
-                        remove_any(Path(entry.path))
+        for session_id in session_ids:
+            lists = [self.config_dir / folder / session_id for folder in OF_SESSIONS]
+            lists += self.config_dir.glob(f"todos/{session_id}-agent-*")  # 1.0.120: one of each sub-agent
+            found = [*filter(os.path.lexists, lists)]
+            if found and not self.elsewhere(self.path(cwd, session_id)):
+                for one in found:
+                    remove_any(one)
 
     def forget(self, cwd: Path) -> None:
         """Remove the note: use the rule again."""

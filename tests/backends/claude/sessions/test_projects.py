@@ -229,6 +229,7 @@ def test_a_sessions_lists_go_unless_a_person_has_the_session_and_no_confined_age
         folder.mkdir(parents=True)
         (folder / f"{SESSION}.jsonl").touch()
     (config / "todos").mkdir()
+    (config / "uploads").touch()  # nothing of the CLI
     for name in (f"{SESSION}-agent-1.json", "another.json"):
         (config / "todos" / name).touch()
     seen.remove_lists(agents / "a", {SESSION})
