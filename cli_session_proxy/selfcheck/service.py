@@ -187,11 +187,16 @@ class SelfChecks:
             self._say(text)
 
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
-        """The newest CLI that passed and of which this host still keeps a copy."""
-        known = by_subject(await self._store.findings())
-        passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if is_fit(seen, essential)]
+        """The newest CLI that passed and of which this host still keeps a copy. A copy that was only checked by an
+        earlier version of this program is checked now."""
+        found = await self._store.findings()
+        known = by_subject(found)
         config_dir = environment.config_dir(self._settings)
-        for version, sha256, observed in sorted(passed, key=lambda one: capability.numbers(one[0]), reverse=True):
+        checked = {one.subject.partition(" ")[::2] for one in found}
+        for sha256, version in sorted(checked, key=lambda one: capability.numbers(one[1]), reverse=True):
+            observed = known.get((sha256, version))
+            if observed is not None and not is_fit(observed, essential):
+                continue
             place = await asyncio.to_thread(self._kept.of, sha256)
             if place is None:
                 continue
@@ -201,7 +206,12 @@ class SelfChecks:
             except ClaudeUnavailable as exc:
                 log.warning("kept_claude_unusable", path=str(place), error=exc.message)
                 continue
-            if cli.version == version:
+            if cli.version != version:
+                continue
+            if observed is None:
+                await self._check_once(capability.identity_of(place), cli)
+                observed = by_subject(await self._store.findings(f"{sha256} {version}")).get((sha256, version), {})
+            if is_fit(observed, essential):
                 return capability.register(place, replace(cli, observed=observed))
         return None
 

@@ -283,6 +283,26 @@ async def test_the_last_that_passed_is_still_there_after_a_restart(
         assert cli.does("round_trip")
 
 
+async def test_the_last_that_passed_is_checked_again_where_the_check_has_got_more(
+    settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of the proxy went back to the installed CLI, which had failed."""
+    install("2.1.330")
+    async with serving(settings):
+        await kept(settings)
+    for known in (capability._probed, capability._observed, capability._replacements):
+        known.clear()
+    monkeypatch.setattr(service, "RUN", "run of a later version")
+    checker.fails["2.1.331"] = ("round_trip",)
+    install("2.1.331")
+    async with serving(settings) as (_store, said):
+        await probed(settings)
+        await until(lambda: said)
+        assert "turns go on with version 2.1.330" in said[0]
+        assert await _runs(settings, "2.1.330")
+    assert checker.asked == ["2.1.330", "2.1.331", "2.1.330"]
+
+
 async def test_without_one_that_passed_the_sentence_says_what_to_do(
     settings: Settings, install: Binary, checker: Checker
 ) -> None:
