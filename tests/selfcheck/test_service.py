@@ -60,6 +60,12 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(capability, known, {})
 
 
+def forget_all() -> None:
+    """As a restart does."""
+    for known in (capability._probed, capability._observed, capability._replacements):
+        known.clear()
+
+
 class Checker:
     """In place of the real check: what fails in which version, and how often it was asked."""
 
@@ -271,8 +277,7 @@ async def test_the_last_that_passed_is_still_there_after_a_restart(
     install("2.1.330")
     async with serving(settings):
         await kept(settings)
-    for known in (capability._probed, capability._observed, capability._replacements):
-        known.clear()
+    forget_all()
     checker.fails["2.1.331"] = ("round_trip",)
     install("2.1.331")
     async with serving(settings) as (_store, said):
@@ -290,8 +295,7 @@ async def test_the_last_that_passed_is_checked_again_where_the_check_has_got_mor
     install("2.1.330")
     async with serving(settings):
         await kept(settings)
-    for known in (capability._probed, capability._observed, capability._replacements):
-        known.clear()
+    forget_all()
     monkeypatch.setattr(service, "RUN", "run of a later version")
     checker.fails["2.1.331"] = ("round_trip",)
     install("2.1.331")
@@ -309,8 +313,7 @@ async def test_without_one_that_passed_the_sentence_says_what_to_do(
     install("2.1.330")
     async with serving(settings):
         await decided(settings)
-    for known in (capability._probed, capability._observed, capability._replacements):
-        known.clear()
+    forget_all()
     shutil.rmtree(settings.var / "cli")
     checker.fails["2.1.331"] = ("place",)
     install("2.1.331")

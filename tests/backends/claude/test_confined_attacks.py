@@ -157,19 +157,26 @@ def test_a_program_that_a_link_in_a_folder_of_path_leads_to_is_not_written_from_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     """As `npm link` makes them: the proxy runs git, a CLI outside the server that it is told of by its name only."""
-    for folder in ("bin", "project", "agent", "var"):
+    for folder in ("bin", "project"):
         (tmp_path / folder).mkdir()
     (tmp_path / "project" / "tool").touch(0o700)
     (tmp_path / "bin" / program).symlink_to(tmp_path / "project" / "tool")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"one": {"command": "server"}}}')
     confined = CONFINED.model_copy(update={"add_dirs": (tmp_path / "project",)})
-    profiles = {"confined": confined, "free": Profile(mcp_config=tmp_path / "mcp.json")}
-    settings = Settings(var=tmp_path / "var", profiles=profiles)
-    agent, config = tmp_path / "agent", tmp_path / "config"
-    place = confine.ConfinedPlace(agent, agent, config, config / "projects" / "a", tmp_path / "private")
     with pytest.raises(SandboxError, match=rf"could so reach {tmp_path}/bin/{program} "):
-        confine._wrapper(settings, confined, Path("/usr/bin/true"), place, {"HOME": str(tmp_path / "home")})
+        boundary(tmp_path, confined=confined, free=Profile(mcp_config=tmp_path / "mcp.json"))
+
+
+def boundary(tmp_path: Path, **profiles: Profile) -> None:
+    """That of an agent of the profile `confined`, in new folders there. No CLI is started."""
+    agent, config = tmp_path / "agent", tmp_path / "config"
+    for folder in (agent, tmp_path / "var"):
+        folder.mkdir()
+    settings = Settings(var=tmp_path / "var", profiles=profiles)
+    place = confine.ConfinedPlace(agent, agent, config, config / "projects" / "a", tmp_path / "private")
+    env = {"HOME": str(tmp_path / "home")}
+    confine._wrapper(settings, profiles["confined"], Path("/usr/bin/true"), place, env)
 
 
 @pytest.mark.parametrize("entry", ["a folder", "an empty entry"])
@@ -403,18 +410,13 @@ def test_a_model_that_is_named_as_localhost_is_seen(monkeypatch: pytest.MonkeyPa
 
 def test_a_rule_of_the_users_settings_names_no_server(tmp_path: Path) -> None:
     """As for a server of one's own work, which listens at 127.0.0.1 only: no agent's words are sent there."""
-    for folder in ("agent", "var", "config"):
-        (tmp_path / folder).mkdir()
-    profiles = {"confined": CONFINED, "other": Profile(setting_sources=("user",))}
-    settings = Settings(var=tmp_path / "var", profiles=profiles)
-    agent, config = tmp_path / "agent", tmp_path / "config"
-    place = confine.ConfinedPlace(agent, agent, config, config / "projects" / "a", tmp_path / "private")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         rule = f"Bash(curl http://localhost:{server.getsockname()[1]}/*)"
-        (config / "settings.json").write_text(json.dumps({"permissions": {"allow": [rule]}}))
-        confine._wrapper(settings, CONFINED, Path("/usr/bin/true"), place, {"HOME": str(tmp_path / "home")})
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "settings.json").write_text(json.dumps({"permissions": {"allow": [rule]}}))
+        boundary(tmp_path, confined=CONFINED, other=Profile(setting_sources=("user",)))
 
 
 BINDS = """
