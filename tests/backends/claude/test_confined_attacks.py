@@ -486,7 +486,7 @@ def test_what_a_bind_mount_shows_at_another_path_is_not_reached_there(tmp_path: 
     assert "(--var)" in found["its parent"]
     assert "(--var)" in found["below"]
     assert "(keys_file)" in found["a file"]
-    assert "(mcp_config of profile free)" in found["a program"]
+    assert "/one/file (mcp_config of profile free), which a mount shows there" in found["a program"]
     assert found["shown"] is True
     assert "could replace" in found["a name"]
 

@@ -384,15 +384,20 @@ class _Boundary:
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
         others |= self._programs_of_others()
         others[short_tmpdirs()] = "other agents' TMPDIR"
-        written = self._disks.shown(folder.resolve()).values()
+        real = folder.resolve()
+        written = self._disks.shown(real).values()
         for path, what in (mounted | others).items():
-            way = [self._disks.place(at) for at in (*links_to(path), path.resolve())]
+            names = (*links_to(path), path.resolve())
+            way = [self._disks.place(at) for at in names]
             reachable = path.is_relative_to(folder) or any(at.is_relative_to(one) for at in way for one in written)
             if path != self._home:
                 reachable |= folder.is_relative_to(path) or any(one.is_relative_to(way[-1]) for one in written)
             if reachable:
+                pairs = ((at, one) for at in (path, *names) for one in (folder, real))
+                is_named = any(at.is_relative_to(one) or one.is_relative_to(at) for at, one in pairs)
+                how = "" if is_named else ", which a mount shows there"
                 raise SandboxError(
-                    f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
+                    f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}){how}: {MOVE}"
                 )
 
     def _programs_of_others(self) -> dict[Path, str]:
