@@ -102,9 +102,10 @@ def _words(content: list[dict[str, Any]]) -> str:
 SHOWN = 20_000
 # The most lines of a text that is diffed: the time is the product of both lengths, at worst.
 COMPARED = 300
-# So many blank characters would move the rest out of sight: their number is shown instead. A search begins at the first
-# of a run only: else a call of a megabyte held the event loop for 0.2 s, each time it was shown.
-_BLANK = re.compile(r"(?<!\s)\s{200,}")
+# So many blank characters, or empty lines of a diff, would move the rest out of sight: their number is shown instead. A
+# search begins at the first of a run only: else a call of a megabyte held the event loop for 0.2 s, each time it was
+# shown.
+_BLANK = re.compile(r"(?<!\s)(?<!\n[-+])(?:\s|(?<=\n)[-+](?=\n)){200,}")
 
 
 def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:
