@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -358,10 +359,11 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
     """A shell listened at [::1] and passed all on to 127.0.0.1: it heard another agent's words and the key."""
     port = urlsplit(shells.upstream.url).port or 0
     with socket.socket(socket.AF_INET6) as probe:
+        is_free = True
         try:
             probe.bind(("::1", port))
-        except OSError:
-            pytest.skip("this machine has no ::1, or another program has this port there")
+        except OSError:  # this machine has no ::1, or another program has this port there: nobody can listen
+            is_free = False
     settings = with_profile(shells.settings)
     changed: dict[str, Any] = {"claude_env": settings.claude_env | {name: f"http://LOCALHOST.:{port}"}}
     if name.startswith("mcp"):
@@ -377,9 +379,10 @@ async def test_nobody_inside_listens_beside_a_server_that_is_named_as_localhost(
         )
         changed = {"profiles": settings.profiles | {"other": Profile(setting_sources=("user",))}}
     async with running(settings.model_copy(update=changed)) as engine:
-        with pytest.raises(SandboxError, match=f"at ::1 on port {port}.* \\S*{name} names as (?i:localhost)"):
+        refused = pytest.raises(SandboxError, match=f"at ::1 on port {port}.* \\S*{name} names as (?i:localhost)")
+        with refused if is_free else contextlib.nullcontext():
             await shells.run(engine, "confined", "true")
-    assert shells.upstream.requests == []
+    assert (shells.upstream.requests == []) is is_free
 
 
 @pytest.mark.parametrize(
