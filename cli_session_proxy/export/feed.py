@@ -104,8 +104,9 @@ SHOWN = 20_000
 COMPARED = 300
 # So many blank characters, or empty lines of a diff, would move the rest out of sight: their number is shown instead. A
 # search begins at the first of a run only: else a call of a megabyte held the event loop for 0.2 s, each time it was
-# shown.
-_BLANK = re.compile(r"(?<!\s)(?<!\n[-+])(?:\s|(?<=\n)[-+](?=\n)){200,}")
+# shown. The letters and the Braille sign that fonts show as nothing count, too.
+_NOTHING = r"[\s\u115f\u1160\u2800\u3164\uffa0]"
+_BLANK = re.compile(rf"(?<!{_NOTHING})(?<!\n[-+])(?:{_NOTHING}|(?<=\n)[-+](?=\n)){{200,}}")
 
 
 def request_json(waiting: PendingApproval, *, most: int | None = SHOWN) -> JSON:

@@ -81,8 +81,9 @@ def test_what_would_run_is_shown_where_it_looks_like_a_secret(command: str) -> N
 
 def test_nothing_is_moved_out_of_sight() -> None:
     approval = Approval("appr_1", "Bash", "ls", 1.0)
-    told = request_json(PendingApproval(approval, {"command": "ls" + "\n" * 5000 + "rm -rf ~"}, 2.0))
-    assert told["text"] == "ls\n[5,000 blank characters]\nrm -rf ~"
+    for blank in "\n\u2003\u2800\u3164":
+        told = request_json(PendingApproval(approval, {"command": "ls" + blank * 5000 + "rm -rf ~"}, 2.0))
+        assert told["text"] == "ls\n[5,000 blank characters]\nrm -rf ~"
     file = {"file_path": "/f", "content": "ls" + "\n" * 5000 + "rm -rf ~"}
     told = request_json(PendingApproval(approval, file, 2.0))
     assert told["text"] == "the whole of /f becomes\n+ls\n[9,999 blank characters]\n+rm -rf ~\n"
