@@ -169,8 +169,8 @@ class Mounts:
 
 
 def free_for_others(addresses: Sequence[str], port: int) -> str | None:
-    """The one of a server's loopback addresses at which another program of this user could listen: the server listens
-    at another one of them only, or shares its port (SO_REUSEPORT). None if there is no such."""
+    """An address of a server on loopback at which another program of this user could listen, too: the server listens
+    at another one only, or shares its port (SO_REUSEPORT). None if there is none, or if no server listens."""
     free, is_used = None, False
     for address in addresses:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the first: a connection that was closed is nobody's

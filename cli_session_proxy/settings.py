@@ -673,7 +673,7 @@ class Settings(BaseModel):
         return {Path(os.path.abspath(path.expanduser())): name for path, name in files.items()}
 
     def servers(self) -> dict[str, str]:
-        """The settings that name servers to which words, keys or passwords are sent, each with its text."""
+        """The servers that get words, keys or passwords: by the name of each setting, the text with their URLs."""
         ollama = os.environ.get("OLLAMA_API_BASE", "http://localhost:11434")  # as LiteLLM does
         named = {
             f"models.{name}": model.api_base or (ollama if model.provider.startswith("ollama") else "")
@@ -765,7 +765,7 @@ def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def paths_in(text: str) -> set[Path]:
-    """The absolute paths in a text, also as quoted strings, and those of programs that PATH has for a word in it."""
+    """The absolute paths in a text, also as quoted strings. A word that names a program in PATH stands for its path."""
     quoted = re.findall(r"\"((?:~|\$\{?HOME\}?)?/[^\"]*)\"", text)
     programs = filter(None, map(shutil.which, _in_path({*re.findall(r"[\w.+-]+", text)})))
     return {
@@ -775,7 +775,7 @@ def paths_in(text: str) -> set[Path]:
 
 
 def _in_path(words: set[str]) -> set[str]:
-    """Those that a folder of PATH has. To look for each one in each folder takes long where these are slow (WSL)."""
+    """The words that are names of files in PATH. Each folder is read once, because some are slow (WSL)."""
     found: set[str] = set()
     for folder in os.get_exec_path():
         try:
@@ -788,7 +788,7 @@ def _in_path(words: set[str]) -> set[str]:
 
 
 def _servers_of(url: str) -> list[str]:
-    """The PostgreSQL servers of a URL and of libpq's variables, each with its port."""
+    """The PostgreSQL servers that a URL names, or libpq's variables if it names none: `host:port` each."""
     parsed = urlsplit(url)
     query = parse_qs(parsed.query)
     port = ",".join(query.get("port", [os.environ.get("PGPORT", "")])).partition(",")[0] or "5432"

@@ -14,7 +14,7 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 61_284
+LINES = 61_283
 FUNCTIONS = 3_723
 SHREDS = 44
 

@@ -105,7 +105,7 @@ def serves_others(settings: Settings, keys: Keys) -> str | None:
 
 
 def tools_off(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The tools of profiles that no agent gets, and what to do."""
+    """The profiles that name a tool which is always off, and what to do."""
     for name, profile in sorted(settings.profiles.items()):
         if off := sorted({tool.split("(")[0] for tool in profile.tools} & {*ALWAYS_OFF}):
             yield f"profile {name} names {', '.join(off)}, off in every profile", "leave that out of its `tools`"

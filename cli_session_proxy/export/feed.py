@@ -102,9 +102,9 @@ def _words(content: list[dict[str, Any]]) -> str:
 SHOWN = 20_000
 # The most lines of a text that is diffed: the time is the product of both lengths, at worst.
 COMPARED = 300
-# So many blank characters, or empty lines of a diff, would move the rest out of sight: their number is shown instead. A
-# search begins at the first of a run only: else a call of a megabyte held the event loop for 0.2 s, each time it was
-# shown. The letters and the Braille sign that fonts show as nothing count, too.
+# 200 blank characters or more, or empty lines of a diff, would move the rest out of sight: their number is shown
+# instead. Blank, too, are letters and a Braille sign that fonts show as nothing. The search begins only at the first
+# one of a run: else a call of a megabyte would hold the event loop for 0.2 s each time it is shown.
 _NOTHING = r"[\s\u115f\u1160\u2800\u3164\uffa0]"
 _BLANK = re.compile(rf"(?<!{_NOTHING})(?<!\n[-+])(?:{_NOTHING}|(?<=\n)[-+](?=\n)){{200,}}")
 

@@ -408,8 +408,8 @@ class Agents(Protocol):
         """Remove the agent from backup copies that the store has made. Raises `StoreUnavailable` if that fails."""
 
     async def named_by(self, agent_key: int) -> list[str]:
-        """The ids of its turns and sessions, also of sessions that only its turns name, without those of other agents:
-        other places may mention them."""
+        """The ids of its turns and sessions, also of sessions that only its turns name. Other agents' sessions are left
+        out. Logs and backups may mention these ids."""
 
     async def expired_agents(self, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
         """The agents that match; `only`: look at this agent alone."""

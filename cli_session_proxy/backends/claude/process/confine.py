@@ -110,14 +110,12 @@ OF_HOME = (
     ".aws/config", ".aws/credentials", ".config/gcloud/application_default_credentials.json", ".npmrc", ".ssh/config",
     ".config/uv/uv.toml", ".config/pip/pip.conf",
 )  # fmt: skip
-LOOKED_FOR = (PROGRAM, "git", "setpriv")  # that this program runs
+LOOKED_FOR = (PROGRAM, "git", "setpriv")  # programs that the proxy runs and PATH has
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
 # and equal.
 SOCKETS, REGISTER = "cc-socks", "sessions"
-
-
-# A server on loopback: its kind, host and port. And the port of each kind if none is named.
+# The URL of a server on loopback: its kind, host and port. And the port of each kind if none is named.
 ON_LOOPBACK = re.compile(
     r"\b([a-z]+)://(?:[^/?#\s]*@)?((?:[\w-]+\.)*localhost|127(?:\.\d+){3}|\[::1\])\.?(?::(\d{1,5}))?(?![\w.-])",
     re.IGNORECASE,
@@ -320,7 +318,7 @@ class _Boundary:
                     named[str(own)] = json.dumps(json.loads(text) | {"permissions": None})
         for name, text in named.items():
             for kind, host, port in ON_LOOPBACK.findall(text):
-                addresses = ("127.0.0.1", "::1") if host[-1] in "tT" else (host.strip("[]"),)
+                addresses = ("127.0.0.1", "::1") if host.lower().endswith("localhost") else (host.strip("[]"),)
                 number = int(port or PORTS.get(kind.lower(), 0))
                 if 0 < number < 65536 and (free := free_for_others(addresses, number)) is not None:
                     raise SandboxError(
@@ -482,7 +480,7 @@ class _Boundary:
         ways = {path: _with_links(path) for path in paths}
         # A writable folder is already visible, and a mount must not depend on a name that the agent can change.
         ways = {path: way for path, way in ways.items() if not any(map(self._is_writable, way[:-1]))}
-        for way in ways.values():  # what a writable folder has is not mounted
+        for way in ways.values():  # a file in a writable folder is not mounted
             self._check_names(way[:-1] if self._is_writable(way[-1]) else way)
         for at in (at for one in named for at in ways.get(Path(os.path.abspath(one.expanduser())), ())):
             for other, what in self._shared.items():
@@ -508,7 +506,7 @@ class _Boundary:
         }
 
         def seen(path: Path) -> set[Path]:
-            """The paths at which it is shown inside, which bind mounts and links outside may have changed."""
+            """The paths at which it is shown inside: by bind mounts and links outside there may be several."""
             real = self._disks.place(path.resolve())
             return {at / real.relative_to(place) for at, place in shown.items() if real.is_relative_to(place)}
 

@@ -118,7 +118,7 @@ class Projects:
         return os.path.lexists(owner)
 
     def disown(self, cwd: Path) -> None:
-        """Remove the note of `own`."""
+        """Remove the note that `own` made."""
         if self._owner(cwd) is not None:
             with self._removing_owners():
                 if self._owner(cwd) == os.path.realpath(cwd):
@@ -126,7 +126,8 @@ class Projects:
 
     @contextlib.contextmanager
     def _removing_owners(self) -> Iterator[None]:
-        """Else two could replace the note of one that is gone. A first note waits for nobody who is paused in here."""
+        """Hold the lock for the removal and replacement of notes: else two agents could replace the same one. A first
+        note takes no lock, so it does not wait for a proxy that is paused in here."""
         with open(self.config_dir / OWNERS / ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -170,8 +171,8 @@ class Projects:
         return find_elsewhere(self.config_dir, path.stem, {path.parent, *confined})
 
     def remove_lists(self, cwd: Path, session_ids: Collection[str]) -> None:
-        """Remove what the CLI keeps of these sessions beside `projects`, but for those that have a transcript somewhere
-        else: an adopted session is still a person's. Raises `SandboxError`."""
+        """Remove the CLI's files of these sessions outside `projects`. A session with a transcript in another folder
+        keeps them: an adopted session is still a person's. Raises `SandboxError`."""
         for session_id in session_ids:
             lists = [self.config_dir / folder / session_id for folder in OF_SESSIONS]
             lists += self.config_dir.glob(f"todos/{session_id}-agent-*")  # 1.0.120: one of each sub-agent
@@ -208,7 +209,7 @@ class Projects:
 
 
 def _replace_link(link: Path, target: Path | str) -> None:
-    """Never is there no link: another agent that finds none makes its own."""
+    """Replace the link in one step. If it were missing for a moment, another agent could make its own."""
     fresh = link.with_name(f".{secrets.token_hex(8)}")
     os.symlink(target, fresh)
     os.replace(fresh, link)
